@@ -1,0 +1,69 @@
+"""The two halves of a monitor, and all that it may see of a live model."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
+
+from .finding import Finding
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class ModelView(Protocol):
+    """A live model, block by block.
+
+    `N` sequences of `T` tokens, residual width `D`.  `hidden` holds `M = r * N` sequences, copy-major: row
+    `c * N + n` is copy `c` of sequence `n`.  Sequences are right-padded; attention is causal, so padding
+    never reaches a scored position.
+    """
+
+    num_blocks: int
+
+    @property
+    def gates(self) -> list[float]:
+        """Alpha per block as served now: 1 normal, 0 skipped."""
+        ...
+
+    def embed(self, tokens: "Tensor") -> "Tensor":
+        """(N, T) token ids -> (N, T, D) residual stream in front of block 0."""
+        ...
+
+    def block(self, index: int, hidden: "Tensor", tokens: "Tensor") -> "Tensor":
+        """(M, T, D) stream in front of block `index` -> (M, T, D) stream behind it, gate applied."""
+        ...
+
+    def nats(self, hidden: "Tensor", tokens: "Tensor", scored: "Tensor") -> "Tensor":
+        """(M, T, D) stream behind the last block -> (M,) mean loss in nats over the scored positions.
+
+        `scored` is (N, T) bool; `scored[n, t]` counts the loss of token `t`, predicted from the tokens
+        before it.  Position 0 is never scored.
+        """
+        ...
+
+
+P = TypeVar("P")
+R = TypeVar("R")
+F = TypeVar("F", bound=Finding)
+
+
+class Monitor(ABC, Generic[P, R, F]):
+    """One detector: facts (`measure`) and judgement (`judge`) apart.
+
+    `P` is its plan (what to measure), `R` its reading (numbers only, no threshold), `F` its finding.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def measure(self, model: ModelView, plan: P) -> Generator[None, None, R]:
+        """Facts.  Runs in every rank in step, under inference mode.
+
+        A generator: it yields after each unit of work (about one block call), so that the service can cut a
+        measurement into parts of any length and the engine serves in between.  The reading is its return
+        value.  Which units are done must not depend on the clock, nor on a value that differs between ranks.
+        """
+
+    @abstractmethod
+    def judge(self, reading: R) -> F:
+        """Judgement.  Pure: no clock, no I/O, no torch.  Runs in the service."""

@@ -1,0 +1,155 @@
+"""What the sidecar and the probe say to each other: JSON bodies of the probe's HTTP routes.
+
+Routes, all under `/flipwatch/v1` on the vLLM server, all with the probe's own bearer token:
+
+    GET    /model                       -> ModelFacts
+    POST   /self-test                   -> SelfTest
+    PUT    /gates            GateChange -> GateReport
+    POST   /measurements  MeasureOrder  -> Progress
+    POST   /measurements/{id}/advance  Advance -> Progress
+    DELETE /measurements/{id}           -> 204
+    POST   /faults          FaultOrder  -> Fault
+    DELETE /faults/{id}                 -> 204
+
+Errors are problem+json (`Problem`).  401 bad token; 404 no such measurement, fault or tensor; 409 another
+change is running, vLLM is paused by somebody else, or a measurement is void because the model changed under
+it; 422 wrong body; 501 this model or setting is not supported; 502 a rank failed or the ranks disagree.
+"""
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PREFIX = "/flipwatch/v1"
+
+
+class Wire(BaseModel):
+    """Strict and closed: an unknown field or a wrong type is an error on both sides."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class Problem(BaseModel):
+    """RFC 9457 problem details."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+
+
+class SelfTestState(StrEnum):
+    NOT_RUN = "not_run"
+    PASSED = "passed"
+    FAILED = "failed"
+
+
+class SelfTest(Wire):
+    """Do the gates act in the very code that serves?"""
+
+    state: SelfTestState = Field(strict=False)
+    reason: str
+
+
+class FaultKind(StrEnum):
+    BURST = "burst"
+    """`count` random values become large (64 times the tensor's largest magnitude, random sign)."""
+    BIT = "bit"
+    """The top exponent bit of `count` random values flips."""
+    NAN = "nan"
+    INF = "inf"
+    ZEROS = "zeros"
+
+
+class FaultOrder(Wire):
+    """Damage `count` values of one tensor of one block, in memory only; undoable."""
+
+    block: int = Field(ge=0)
+    tensor: str
+    """Name inside the block as the checkpoint or vLLM calls it, e.g. `mlp.up_proj` or `up_proj.weight`."""
+    kind: FaultKind = Field(strict=False)
+    count: int = Field(default=18, ge=1)
+    seed: int = 0
+
+
+class Fault(Wire):
+    id: str
+    block: int
+    tensor: str
+    """The live parameter's full name."""
+    kind: FaultKind = Field(strict=False)
+    count: int
+    seed: int
+
+
+class ModelFacts(Wire):
+    """The live model as the probe sees it now, the same on all ranks."""
+
+    boot_id: str
+    """New for every vLLM process: a change means that the server was restarted."""
+    model: str
+    architecture: str
+    layer_class: str
+    num_blocks: int
+    armed: bool
+    """Gates are installed."""
+    refusal: str | None
+    """Why gates are not installed, one sentence; None when armed."""
+    scan_refusal: str | None
+    """Why this model cannot be scanned, one sentence; None when it can."""
+    mode: str
+    """`eager` or `compiled`."""
+    dtype: str
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    data_parallel_size: int
+    max_tokens: int
+    """Longest sequence that a plan may hold."""
+    gates: list[float]
+    """Alpha per block, read back from the device."""
+    self_test: SelfTest
+    faults_enabled: bool
+    faults: list[Fault]
+    flipwatch_version: str
+    vllm_version: str
+    torch_version: str
+
+
+class Gate(Wire):
+    block: int = Field(ge=0)
+    alpha: float = Field(ge=0.0, le=2.0)
+
+
+class GateChange(Wire):
+    """All or nothing.  `boot_id` guards against writing to a server that was restarted meanwhile."""
+
+    boot_id: str
+    gates: list[Gate] = Field(min_length=1)
+
+
+class GateReport(Wire):
+    gates: list[float]
+    """All gates as read back from every rank after the write."""
+    paused_seconds: float
+
+
+class MeasureOrder(Wire):
+    monitor: str
+    plan: dict[str, Any]
+
+
+class Advance(Wire):
+    steps: int = Field(ge=1)
+
+
+class Progress(Wire):
+    id: str
+    steps_done: int
+    steps_total: int
+    seconds: float
+    """Time that the engine was held by this call (slowest rank)."""
+    reading: dict[str, Any] | None
+    """The monitor's reading once the measurement is complete."""
