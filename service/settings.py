@@ -1,0 +1,310 @@
+"""Settings of the sidecar: environment (`FLIPWATCH_`, nested by `__`), then a YAML file, then defaults.
+
+Unknown keys are refused in both places: a setting that is spelled wrong must not be silently without effect.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    YamlConfigSettingsSource,
+)
+
+PREFIX = "FLIPWATCH_"
+CONFIG_VARIABLE = "FLIPWATCH_CONFIG"
+
+# Read by the probe inside vLLM.  Sidecar and vLLM often share one environment (a compose file, a shell), so
+# these names are known here and mean nothing.
+PROBE_VARIABLES = frozenset({"FLIPWATCH_DISABLE", "FLIPWATCH_FAULTS", "FLIPWATCH_CPU_PLAIN_WEIGHTS"})
+
+Scope = Literal["read", "mitigate", "admin"]
+
+
+class ConfigurationError(Exception):
+    """A setting is missing or wrong; the message is one sentence for the operator."""
+
+
+class Section(BaseModel):
+    """A closed group of settings."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class VllmSettings(Section):
+    """Where the watched server is."""
+
+    url: AnyHttpUrl = AnyHttpUrl("http://127.0.0.1:8000")
+    api_key: SecretStr | None = None
+    """What vLLM was given as `--api-key`."""
+    poll_seconds: float = Field(default=5.0, gt=0)
+    """Time between two looks at the probe's facts and at vLLM's request counters."""
+
+    @property
+    def base_url(self) -> str:
+        """The URL without a slash at its end."""
+        return str(self.url).rstrip("/")
+
+
+class ScanSettings(Section):
+    """When scans run and how much of the engine they may take."""
+
+    every_minutes: float | None = Field(default=60.0, gt=0)
+    every_requests: int | None = Field(default=None, ge=1)
+    grid: Literal["quick", "full"] | list[Annotated[float, Field(ge=0.0, le=2.0)]] = "quick"
+    part_budget_ms: float = Field(default=50.0, gt=0)
+    """Time that one part of a scan may hold the engine."""
+    duty: float = Field(default=0.25, gt=0.0, le=1.0)
+    """Share of wall time that the parts of a scan may hold the engine."""
+
+    @field_validator("grid")
+    @classmethod
+    def _grid_has_no_base_line(cls, grid: str | list[float]) -> str | list[float]:
+        if isinstance(grid, list) and (not grid or 1.0 in grid or len(set(grid)) != len(grid)):
+            raise ValueError("name each alpha once, at least one, and leave 1.0 out: it is always measured")
+        return grid
+
+
+class ValidationSettings(Section):
+    """Which texts a scan measures the loss on."""
+
+    file: Path | None = None
+    """JSONL with `prompt` and `answer`; None means the set that ships with Flipwatch."""
+    max_items: int = Field(default=16, ge=1)
+    max_tokens: int = Field(default=64, ge=2)
+    score: Literal["all", "answer"] = "all"
+
+
+class AlphaScanSettings(Section):
+    """Thresholds of the alpha-scan."""
+
+    tau: float = Field(default=6.0, gt=0)
+    min_gain_nats: float = Field(default=0.05, ge=0)
+
+
+class AlertSettings(Section):
+    """An alert fires when `k` of the last `n` findings of a monitor are bad."""
+
+    k: int = Field(default=2, ge=1)
+    n: int = Field(default=3, ge=1)
+    webhook_url: AnyHttpUrl | None = None
+    """May carry a secret in its path: it is never logged nor shown."""
+
+    @field_validator("n")
+    @classmethod
+    def _n_is_not_below_k(cls, n: int, info: Any) -> int:
+        if n < info.data.get("k", 1):
+            raise ValueError("must not be smaller than alerts.k")
+        return n
+
+
+class MitigationSettings(Section):
+    """What may be done to the served model.  The default only observes."""
+
+    mode: Literal["observe", "dry-run", "enforce"] = "observe"
+    automatic: bool = False
+    """Act on a firing alert without a person; needs the mode `enforce`."""
+    max_blocks: int = Field(default=2, ge=1)
+    """Most blocks that may be gated at the same time."""
+    max_actions: int = Field(default=4, ge=1)
+    """Most actions within `window_minutes`; undoing is always allowed."""
+    window_minutes: float = Field(default=60.0, gt=0)
+
+
+class FaultSettings(Section):
+    """Damage on purpose, for tests and drills."""
+
+    enabled: bool = False
+
+
+class Token(Section):
+    """One bearer token of the sidecar's own API."""
+
+    name: str = Field(min_length=1)
+    token: SecretStr = Field(min_length=8)
+    scopes: list[Scope] = Field(min_length=1)
+
+
+class _Environment(EnvSettingsSource):
+    """The environment without the probe's variables: FLIPWATCH_FAULTS is not the section `faults`."""
+
+    def _load_env_vars(self) -> Mapping[str, str | None]:
+        probe_side = {name.lower() for name in PROBE_VARIABLES}
+        return {name: value for name, value in super()._load_env_vars().items() if name.lower() not in probe_side}
+
+
+class Settings(BaseSettings):
+    """All settings of the sidecar."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        env_nested_delimiter="__",
+        env_parse_none_str="null",
+        extra="forbid",
+        frozen=True,
+    )
+
+    listen_host: str = "127.0.0.1"
+    listen_port: int = Field(default=9477, ge=0, le=65535)
+    data_dir: Path = Path.home() / ".local" / "state" / "flipwatch"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    probe_token: SecretStr | None = None
+    probe_token_file: Path | None = None
+    tokens: list[Token] = []
+    tokens_file: Path | None = None
+    """YAML or JSON list of `{name, token, scopes}`."""
+    vllm: VllmSettings = VllmSettings()
+    scan: ScanSettings = ScanSettings()
+    validation: ValidationSettings = ValidationSettings()
+    alpha_scan: AlphaScanSettings = AlphaScanSettings()
+    alerts: AlertSettings = AlertSettings()
+    mitigation: MitigationSettings = MitigationSettings()
+    faults: FaultSettings = FaultSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments first, then the environment, then the YAML file."""
+        return init_settings, _Environment(settings_cls), YamlConfigSettingsSource(settings_cls)
+
+    def probe_secret(self) -> str:
+        """The token that the probe expects; `ConfigurationError` when there is none."""
+        if self.probe_token is not None:
+            secret = self.probe_token.get_secret_value().strip()
+        elif self.probe_token_file is not None:
+            secret = _read("probe_token_file", self.probe_token_file).strip()
+        else:
+            raise ConfigurationError(
+                "There is no probe token: set FLIPWATCH_PROBE_TOKEN (or FLIPWATCH_PROBE_TOKEN_FILE) to the value "
+                "that the vLLM process has in its own FLIPWATCH_PROBE_TOKEN."
+            )
+        if not secret:
+            raise ConfigurationError("The probe token is empty: put the token of the vLLM process into it.")
+        return secret
+
+    def api_tokens(self) -> list[Token]:
+        """The tokens of the API, from `tokens` and `tokens_file`; `ConfigurationError` when the file is bad."""
+        tokens = list(self.tokens)
+        if self.tokens_file is not None:
+            text = _read("tokens_file", self.tokens_file)
+            try:
+                entries = yaml.safe_load(text)
+                if not isinstance(entries, list):
+                    raise ConfigurationError(
+                        f"The setting tokens_file ({self.tokens_file}) must hold a list of {{name, token, scopes}}."
+                    )
+                tokens += [Token.model_validate(entry) for entry in entries]
+            except yaml.YAMLError:
+                # The parser's message quotes the file, and the file is all secrets.
+                raise ConfigurationError(f"The setting tokens_file ({self.tokens_file}) is not valid YAML.") from None
+            except ValidationError as error:
+                raise ConfigurationError(explain(error, "tokens_file.")) from None
+        names = [token.name for token in tokens]
+        if len(set(names)) != len(names):
+            raise ConfigurationError("Two API tokens have the same name: give each one a name of its own.")
+        return tokens
+
+    def public(self) -> dict[str, Any]:
+        """The settings as JSON without secrets, for /v1/info."""
+        shown: dict[str, Any] = self.model_dump(mode="json", exclude={"probe_token", "tokens"})
+        shown["tokens"] = [{"name": token.name, "scopes": token.scopes} for token in self.tokens]
+        shown["vllm"]["api_key"] = None if self.vllm.api_key is None else "**********"
+        shown["vllm"]["url"] = _without_userinfo(self.vllm.url)
+        shown["alerts"]["webhook_url"] = None if self.alerts.webhook_url is None else "**********"
+        return shown
+
+
+def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
+    """Read the settings; `config` wins over FLIPWATCH_CONFIG; `overrides` win over everything.
+
+    Raises `ConfigurationError` with one sentence.
+    """
+    path = config or (Path(os.environ[CONFIG_VARIABLE]) if os.environ.get(CONFIG_VARIABLE) else None)
+    if path is not None:
+        _refuse_odd_file(path)
+    _refuse_unknown_variables(os.environ)
+
+    class FromFile(Settings):
+        model_config = SettingsConfigDict(yaml_file=path)
+
+    try:
+        return FromFile(**overrides)
+    except ValidationError as error:
+        raise ConfigurationError(explain(error)) from None
+    except SettingsError as error:
+        raise ConfigurationError(
+            f"The environment cannot be read: {str(error).split(' from source')[0]}; write lists and sections as JSON."
+        ) from None
+
+
+def explain(error: ValidationError, prefix: str = "") -> str:
+    """One sentence that names the first wrong setting, what is wrong, and what to do.
+
+    The value itself is left out: it may be a secret.
+    """
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    # Pydantic adds the tried member of a union to the place: no part of the setting's name.
+    parts = [str(part) for part in first["loc"] if str(part).isidentifier() or isinstance(part, int)]
+    name = prefix + ".".join(parts)
+    if first["type"] == "extra_forbidden":
+        return f"The setting {name} does not exist: check its spelling or remove it."
+    if first["type"] == "missing":
+        return f"The setting {name} is missing: set it."
+    what = first["msg"].removeprefix("Value error, ").rstrip(".")
+    if prefix:
+        return f"The setting {name} is wrong: {what}; correct it in the file."
+    plain = [part for part in parts if not part.isdigit()]
+    variable = PREFIX + "__".join(plain[:1] if len(plain) < len(parts) else plain).upper()
+    return f"The setting {name} is wrong: {what}; correct it in the YAML file or in {variable}."
+
+
+def _refuse_unknown_variables(environ: Mapping[str, str]) -> None:
+    known = {PREFIX + name.upper() for name in Settings.model_fields} | PROBE_VARIABLES | {CONFIG_VARIABLE}
+    for name in sorted(environ):
+        upper = name.upper()
+        if upper.startswith(PREFIX) and upper not in known and upper.split("__")[0] not in known:
+            raise ConfigurationError(
+                f"The environment variable {name} is not a setting of Flipwatch: check its spelling or unset it."
+            )
+
+
+def _refuse_odd_file(path: Path) -> None:
+    text = _read("config", path)
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" near line {mark.line + 1}" if mark is not None else ""
+        raise ConfigurationError(f"The configuration file {path} is not valid YAML{where}: correct it.") from None
+    if content is not None and not isinstance(content, dict):
+        raise ConfigurationError(f"The configuration file {path} must hold settings as `name: value` lines.")
+
+
+def _read(setting: str, path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigurationError(f"The setting {setting} names {path}, which cannot be read: {why}.") from None
+
+
+def _without_userinfo(url: AnyHttpUrl) -> str:
+    text = str(url).rstrip("/")
+    if url.username is None and url.password is None:
+        return text
+    scheme, _, rest = text.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
