@@ -1,0 +1,154 @@
+"""What the sidecar remembers: scans, findings, mitigations and the audit log.  Times are UTC epoch seconds."""
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from ..monitors.finding import Health
+from ..monitors.wire import Gate
+
+
+class Record(BaseModel):
+    """Frozen and closed.  A number that is not finite is refused here: it is said by a state, never by NaN."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ScanState(StrEnum):
+    """Where a scan is.  `failed` means that the scan could not be done, not that it found something."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class ScanTrigger(StrEnum):
+    """Why a scan ran: the clock, the count of served requests, somebody asked, or a mitigation wanted proof."""
+
+    SCHEDULE = "schedule"
+    REQUESTS = "requests"
+    REQUEST = "request"
+    VERIFICATION = "verification"
+
+
+class ScanRecord(Record):
+    """One scan, done or not."""
+
+    id: str
+    monitor: str
+    state: ScanState
+    trigger: ScanTrigger
+    created_at: float
+    finished_at: float | None = None
+    steps_done: int = 0
+    steps_total: int | None = None
+    """None until the probe has told."""
+    finding_id: str | None = None
+    error: str | None = None
+    """Why the scan failed, one sentence."""
+
+
+class FindingRecord(Record):
+    """One finding as it was judged."""
+
+    id: str
+    scan_id: str
+    monitor: str
+    created_at: float
+    health: Health
+    body: dict[str, Any]
+    """The finding as pydantic dumped it (`model_dump(mode="json")`)."""
+
+
+class Mode(StrEnum):
+    """How far mitigation may go: look only, say what it would do, or do it."""
+
+    OBSERVE = "observe"
+    DRY_RUN = "dry-run"
+    ENFORCE = "enforce"
+
+
+class MitigationAction(StrEnum):
+    """Leave the blocks out (alpha 0), or scale their contribution by alpha."""
+
+    SKIP = "skip"
+    ATTENUATE = "attenuate"
+
+
+class MitigationState(StrEnum):
+    """Where a mitigation is.
+
+    pending -> applying -> verifying -> active -> reverting -> reverted, with `failed` (the gates are as before, or the
+    message says how they are), `dry_run` (nothing was touched) and `interrupted` (the sidecar ended in between)
+    beside the path.
+    """
+
+    PENDING = "pending"
+    APPLYING = "applying"
+    VERIFYING = "verifying"
+    ACTIVE = "active"
+    FAILED = "failed"
+    REVERTING = "reverting"
+    REVERTED = "reverted"
+    DRY_RUN = "dry_run"
+    INTERRUPTED = "interrupted"
+
+
+IN_FLIGHT = frozenset(
+    {
+        MitigationState.PENDING,
+        MitigationState.APPLYING,
+        MitigationState.VERIFYING,
+        MitigationState.REVERTING,
+    }
+)
+"""States that only a running sidecar can carry on; found at start, they were interrupted."""
+
+
+class LossState(StrEnum):
+    """What a loss of None means."""
+
+    NOT_MEASURED = "not_measured"
+    FINITE = "finite"
+    NOT_FINITE = "not_finite"
+
+
+class MitigationRecord(Record):
+    """One change of the served model, asked for by somebody or taken by Flipwatch itself."""
+
+    id: str
+    action: MitigationAction
+    blocks: tuple[int, ...]
+    alpha: float
+    """What the blocks' gates are set to; 0 for a skip."""
+    reason: str
+    actor: str
+    automatic: bool
+    mode: Mode
+    state: MitigationState
+    loss_before: float | None = None
+    """Nats per scored token on the validation set; None as `loss_before_state` tells."""
+    loss_before_state: LossState = LossState.NOT_MEASURED
+    loss_after: float | None = None
+    loss_after_state: LossState = LossState.NOT_MEASURED
+    gates_before: tuple[Gate, ...]
+    """The touched blocks' gates before the change."""
+    paused_seconds: float | None = None
+    """How long the engine stood still for the last write of the gates; None before the first."""
+    boot_id: str
+    """The vLLM process whose gates were changed."""
+    created_at: float
+    updated_at: float
+    message: str
+    """One sentence with the numbers in it."""
+
+
+class Event(Record):
+    """One line of the audit log."""
+
+    at: float
+    actor: str
+    what: str
+    detail: dict[str, Any]

@@ -1,0 +1,303 @@
+"""The sidecar's memory: one SQLite file in WAL mode, one process, one writer.
+
+    StoreError      the file is locked, corrupt, not ours, or written by a newer Flipwatch
+
+The file is held exclusively for as long as the store is open: two sidecars that both believe that they own the
+gates of one server would undo each other.  It must lie on a local disk (WAL does not work on NFS).
+"""
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .records import IN_FLIGHT, Event, FindingRecord, MitigationRecord, MitigationState, ScanRecord
+
+SCHEMA_VERSION = 1
+
+# PRAGMA application_id of our files ("FLPW"): a database of another program must not be taken for an old one of ours.
+_APPLICATION_ID = 0x464C5057
+
+_SCHEMA = """
+CREATE TABLE scans (
+    id TEXT PRIMARY KEY, state TEXT NOT NULL, finding_id TEXT, created_at REAL NOT NULL, body TEXT NOT NULL
+);
+CREATE INDEX scans_by_time ON scans (created_at);
+CREATE TABLE findings (
+    id TEXT PRIMARY KEY, monitor TEXT NOT NULL, health TEXT NOT NULL, created_at REAL NOT NULL, body TEXT NOT NULL,
+    reading TEXT
+);
+CREATE INDEX findings_by_time ON findings (created_at);
+CREATE TABLE mitigations (id TEXT PRIMARY KEY, state TEXT NOT NULL, created_at REAL NOT NULL, body TEXT NOT NULL);
+CREATE INDEX mitigations_by_time ON mitigations (created_at);
+CREATE TABLE events (at REAL NOT NULL, body TEXT NOT NULL);
+"""
+
+# Failed ones stay for good: they are few and worth reading.
+_CLOSED = (MitigationState.REVERTED, MitigationState.DRY_RUN)
+_ENDED = ("done", "failed")
+
+
+class StoreError(Exception):
+    """The store cannot be used; one sentence that says why and what to do."""
+
+
+class Store:
+    """Scans, findings, mitigations and the audit log.
+
+    `path` is the file (made when missing), or None for a store in memory.  Retention: the last `keep` scans, findings
+    and closed mitigations, and apart from them the last `keep_failed` scans and findings that failed, so that a week
+    of healthy scans does not push out the one that matters.  Readings, which are large, are kept up to `readings_bytes`
+    in sum, those of failed findings first; the finding itself outlives its reading.
+
+    All methods are short and synchronous, safe from any thread, and raise `StoreError`.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        keep: int = 1000,
+        keep_failed: int = 200,
+        keep_events: int = 10_000,
+        readings_bytes: int = 64 * 2**20,
+        busy_seconds: float = 5.0,
+    ) -> None:
+        self._name = "the store in memory" if path is None else str(path)
+        self._keep = keep
+        self._keep_failed = keep_failed
+        self._keep_events = keep_events
+        self._readings_bytes = readings_bytes
+        self._lock = threading.Lock()
+        with self._told():
+            self._db = sqlite3.connect(
+                ":memory:" if path is None else path, isolation_level=None, check_same_thread=False
+            )
+        try:
+            with self._told():
+                self._open(busy_seconds)
+        except StoreError:
+            self._db.close()
+            raise
+
+    def _open(self, busy_seconds: float) -> None:
+        self._db.execute(f"PRAGMA busy_timeout = {round(busy_seconds * 1000)}")
+        self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        owner = self._db.execute("PRAGMA application_id").fetchone()[0]
+        empty = self._db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0] == 0
+        if not empty and owner != _APPLICATION_ID:
+            raise StoreError(f"{self._name} is a database of another program: point data_dir somewhere else")
+        if version > SCHEMA_VERSION:
+            raise StoreError(
+                f"{self._name} was written by a newer Flipwatch (schema {version}, this one knows {SCHEMA_VERSION}): "
+                "upgrade, or point data_dir somewhere else"
+            )
+        self._db.execute("PRAGMA journal_mode = WAL")
+        # A crash of this process loses nothing with NORMAL.  A crash of the machine may lose the last commits, but
+        # takes the gates of the vLLM beside it along.
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        # Takes the exclusive lock now: a second sidecar fails at its start and not at its first write.
+        self._db.execute("BEGIN IMMEDIATE")
+        if empty:
+            for statement in _SCHEMA.split(";"):
+                self._db.execute(statement)
+            self._db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        self._db.execute("COMMIT")
+        damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if damage != "ok":
+            raise sqlite3.DatabaseError(damage)
+
+    def close(self) -> None:
+        """Let go of the file.  The store cannot be used afterwards."""
+        with self._lock:
+            self._db.close()
+
+    # Scans and findings
+
+    def save_scan(self, scan: ScanRecord) -> None:
+        """Insert the scan, or replace the one of the same id."""
+        with self._transaction() as db:
+            db.execute(
+                "INSERT INTO scans VALUES (?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
+                "state = excluded.state, finding_id = excluded.finding_id, body = excluded.body",
+                (scan.id, scan.state, scan.finding_id, scan.created_at, scan.model_dump_json()),
+            )
+            if scan.state in _ENDED:
+                self._trim_scans(db)
+
+    def scan(self, scan_id: str) -> ScanRecord | None:
+        """The scan of this id, or None."""
+        row = self._one("SELECT body FROM scans WHERE id = ?", scan_id)
+        return None if row is None else ScanRecord.model_validate_json(row)
+
+    def scans(self, limit: int = 100) -> list[ScanRecord]:
+        """The last scans, newest first."""
+        rows = self._all("SELECT body FROM scans ORDER BY created_at DESC, rowid DESC LIMIT ?", limit)
+        return [ScanRecord.model_validate_json(row) for row in rows]
+
+    def open_scans(self) -> list[ScanRecord]:
+        """Scans that are queued or running, oldest first: at start, those that a killed sidecar left behind."""
+        rows = self._all("SELECT body FROM scans WHERE state NOT IN ('done', 'failed') ORDER BY created_at, rowid")
+        return [ScanRecord.model_validate_json(row) for row in rows]
+
+    def add_finding(self, finding: FindingRecord, reading: dict[str, Any] | None = None) -> None:
+        """Keep a finding, with the reading that it was judged from."""
+        text = None if reading is None else json.dumps(reading, allow_nan=False, separators=(",", ":"))
+        with self._transaction() as db:
+            db.execute(
+                "INSERT INTO findings VALUES (?, ?, ?, ?, ?, ?)",
+                (finding.id, finding.monitor, finding.health, finding.created_at, finding.model_dump_json(), text),
+            )
+            self._trim_findings(db)
+
+    def finding(self, finding_id: str) -> FindingRecord | None:
+        """The finding of this id, or None."""
+        row = self._one("SELECT body FROM findings WHERE id = ?", finding_id)
+        return None if row is None else FindingRecord.model_validate_json(row)
+
+    def findings(self, limit: int = 100, monitor: str | None = None) -> list[FindingRecord]:
+        """The last findings, newest first, of one monitor or of all."""
+        rows = self._all(
+            "SELECT body FROM findings WHERE ?1 IS NULL OR monitor = ?1 ORDER BY created_at DESC, rowid DESC LIMIT ?2",
+            monitor,
+            limit,
+        )
+        return [FindingRecord.model_validate_json(row) for row in rows]
+
+    def reading(self, finding_id: str) -> dict[str, Any] | None:
+        """The reading behind a finding; None when there was none or it had to go to save space."""
+        row = self._one("SELECT reading FROM findings WHERE id = ?", finding_id)
+        if row is None:
+            return None
+        reading: dict[str, Any] = json.loads(row)
+        return reading
+
+    # Mitigations and the audit log
+
+    def save_mitigation(self, mitigation: MitigationRecord, event: Event | None = None) -> None:
+        """Insert or replace the mitigation; with its line in the audit log, both or none."""
+        with self._transaction() as db:
+            db.execute(
+                "INSERT INTO mitigations VALUES (?, ?, ?, ?) "
+                "ON CONFLICT (id) DO UPDATE SET state = excluded.state, body = excluded.body",
+                (mitigation.id, mitigation.state, mitigation.created_at, mitigation.model_dump_json()),
+            )
+            if event is not None:
+                self._insert_event(db, event)
+            db.execute(
+                "DELETE FROM mitigations WHERE state IN (?, ?) AND id NOT IN "
+                "(SELECT id FROM mitigations ORDER BY created_at DESC, rowid DESC LIMIT ?)",
+                (*_CLOSED, self._keep),
+            )
+
+    def mitigation(self, mitigation_id: str) -> MitigationRecord | None:
+        """The mitigation of this id, or None."""
+        row = self._one("SELECT body FROM mitigations WHERE id = ?", mitigation_id)
+        return None if row is None else MitigationRecord.model_validate_json(row)
+
+    def mitigations(self, limit: int = 100) -> list[MitigationRecord]:
+        """The last mitigations, newest first."""
+        rows = self._all("SELECT body FROM mitigations ORDER BY created_at DESC, rowid DESC LIMIT ?", limit)
+        return [MitigationRecord.model_validate_json(row) for row in rows]
+
+    def open_mitigations(self) -> list[MitigationRecord]:
+        """Mitigations that may hold a gate: active, interrupted or on their way; oldest first."""
+        states = [*IN_FLIGHT, MitigationState.ACTIVE, MitigationState.INTERRUPTED]
+        marks = ", ".join("?" * len(states))
+        rows = self._all(
+            f"SELECT body FROM mitigations WHERE state IN ({marks}) ORDER BY created_at, rowid",  # noqa: S608
+            *states,
+        )
+        return [MitigationRecord.model_validate_json(row) for row in rows]
+
+    def add_event(self, event: Event) -> None:
+        """Add one line to the audit log."""
+        with self._transaction() as db:
+            self._insert_event(db, event)
+
+    def events(self, limit: int = 100) -> list[Event]:
+        """The last lines of the audit log, newest first."""
+        rows = self._all("SELECT body FROM events ORDER BY rowid DESC LIMIT ?", limit)
+        return [Event.model_validate_json(row) for row in rows]
+
+    # Retention
+
+    def _trim_scans(self, db: sqlite3.Connection) -> None:
+        db.execute(
+            """
+            DELETE FROM scans WHERE state IN ('done', 'failed')
+            AND id NOT IN (SELECT id FROM scans ORDER BY created_at DESC, rowid DESC LIMIT ?)
+            AND id NOT IN
+                (SELECT id FROM scans WHERE state = 'failed' ORDER BY created_at DESC, rowid DESC LIMIT ?)
+            AND (finding_id IS NULL OR finding_id NOT IN (SELECT id FROM findings))
+            """,
+            (self._keep, self._keep_failed),
+        )
+
+    def _trim_findings(self, db: sqlite3.Connection) -> None:
+        db.execute(
+            """
+            DELETE FROM findings
+            WHERE id NOT IN (SELECT id FROM findings ORDER BY created_at DESC, rowid DESC LIMIT ?)
+            AND id NOT IN
+                (SELECT id FROM findings WHERE health = 'failed' ORDER BY created_at DESC, rowid DESC LIMIT ?)
+            """,
+            (self._keep, self._keep_failed),
+        )
+        db.execute(
+            """
+            UPDATE findings SET reading = NULL WHERE id IN (
+                SELECT id FROM (
+                    SELECT id, SUM(LENGTH(reading)) OVER (
+                        ORDER BY health = 'failed' DESC, created_at DESC, rowid DESC
+                    ) AS bytes FROM findings WHERE reading IS NOT NULL
+                ) WHERE bytes > ?
+            )
+            """,
+            (self._readings_bytes,),
+        )
+
+    def _insert_event(self, db: sqlite3.Connection, event: Event) -> None:
+        db.execute("INSERT INTO events VALUES (?, ?)", (event.at, event.model_dump_json()))
+        db.execute(
+            "DELETE FROM events WHERE rowid <= (SELECT MAX(rowid) FROM events) - ?",
+            (self._keep_events,),
+        )
+
+    # SQLite
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """SQLite's errors as one sentence."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                raise StoreError(f"{self._name} is locked: another flipwatch serve uses it") from error
+            raise StoreError(f"{self._name} cannot be used: {error}") from error
+        except sqlite3.DatabaseError as error:
+            raise StoreError(f"{self._name} is corrupt ({error}): move it away, a new one will be made") from error
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, self._told():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    def _one(self, query: str, *values: Any) -> str | None:  # noqa: ANN401 - whatever SQLite can bind
+        rows = self._all(query, *values)
+        return rows[0] if rows else None
+
+    def _all(self, query: str, *values: Any) -> list[Any]:  # noqa: ANN401 - whatever SQLite can bind
+        with self._lock, self._told():
+            return [row[0] for row in self._db.execute(query, values).fetchall()]
