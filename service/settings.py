@@ -8,8 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+import yaml  # type: ignore[import-untyped]
+from pydantic import (
+    AnyHttpUrl,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -98,12 +107,11 @@ class AlertSettings(Section):
     webhook_url: AnyHttpUrl | None = None
     """May carry a secret in its path: it is never logged nor shown."""
 
-    @field_validator("n")
-    @classmethod
-    def _n_is_not_below_k(cls, n: int, info: Any) -> int:
-        if n < info.data.get("k", 1):
-            raise ValueError("must not be smaller than alerts.k")
-        return n
+    @model_validator(mode="after")
+    def _n_is_not_below_k(self) -> "AlertSettings":
+        if self.n < self.k:
+            raise ValueError("alerts.n must not be smaller than alerts.k")
+        return self
 
 
 class MitigationSettings(Section):
@@ -228,7 +236,7 @@ class Settings(BaseSettings):
         return shown
 
 
-def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
+def load_settings(config: Path | None = None, **overrides: Any) -> Settings:  # noqa: ANN401 - any setting
     """Read the settings; `config` wins over FLIPWATCH_CONFIG; `overrides` win over everything.
 
     Raises `ConfigurationError` with one sentence.
