@@ -1,0 +1,37 @@
+# `make demo` and `make test` do their own set-up on a fresh Debian 12; a second run reuses it.
+.PHONY: help setup lint format test demo up down clean
+.DEFAULT_GOAL := help
+
+BIN := .venv/bin
+
+help: ## Show this list.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+setup: ## Debian packages, .venv with pinned packages, the model.
+	@bash deploy/setup.sh
+
+demo: setup ## Break a real vLLM, watch it being found and healed; a few minutes.
+	@$(BIN)/python deploy/demo/demo.py $(ARGS)
+
+up: setup ## Start vLLM and Flipwatch and leave them running; options by ARGS="--help".
+	@$(BIN)/python deploy/demo/up.py start $(ARGS)
+
+down: ## Stop what `make up` started.
+	@$(BIN)/python deploy/demo/up.py stop
+
+lint: setup ## Ruff, mypy, import contracts.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint ## Lint, then all tests.
+	@start=$$(date +%s); $(BIN)/python -m pytest --durations=15 $(ARGS); code=$$?; \
+	echo "pytest took $$(( $$(date +%s) - start )) s"; exit $$code
+
+format: setup ## Let ruff format the code.
+	$(BIN)/ruff format .
+
+clean: ## Remove .venv and caches of tools; the model's cache folder stays.
+	rm -rf .venv build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
