@@ -1,0 +1,168 @@
+"""Client of the probe inside vLLM: `monitors/wire.py` spoken over httpx.
+
+ProbeError                anything that went wrong with a request
+    ProbeAway             nobody answers, or vLLM runs without the probe
+    ProbeUnauthorised     the token is wrong
+    ProbeRefused          the probe answered with a problem: `status` and its own detail
+    ProbeNonsense         the answer is not what the contract says
+"""
+
+from types import TracebackType
+from typing import Self, TypeVar
+
+import httpx
+from pydantic import ValidationError
+
+from ..monitors.wire import (
+    PREFIX,
+    Advance,
+    Fault,
+    FaultOrder,
+    GateChange,
+    GateReport,
+    MeasureOrder,
+    ModelFacts,
+    Problem,
+    Progress,
+    SelfTest,
+    Wire,
+)
+
+# A part waits for the engine step that runs and then holds the engine; a change of gates waits for a pause.
+# Both may take long on a busy or slow server, and a client that leaves early does not stop them.
+_PATIENT_SECONDS = 600.0
+
+W = TypeVar("W", bound=Wire)
+
+
+class ProbeError(Exception):
+    """A request to the probe failed; the message is one sentence."""
+
+
+class ProbeAway(ProbeError):
+    """vLLM does not answer, or it runs without the probe."""
+
+
+class ProbeUnauthorised(ProbeError):
+    """The probe refused the token."""
+
+
+class ProbeRefused(ProbeError):
+    """The probe answered with a problem."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+
+
+class ProbeNonsense(ProbeError):
+    """The probe's answer breaks the contract; most likely its version differs from ours."""
+
+
+class Probe:
+    """The probe of one vLLM server.  `timeout` is in seconds and holds for the quick requests."""
+
+    def __init__(self, base_url: str, token: str, *, timeout: float = 10.0) -> None:
+        self._url = base_url
+        self._client = httpx.AsyncClient(
+            base_url=base_url + PREFIX,
+            headers={"authorization": f"Bearer {token}"},
+            timeout=timeout,
+            trust_env=False,
+        )
+        self._patience = httpx.Timeout(_PATIENT_SECONDS, connect=timeout)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.aclose()
+
+    async def facts(self) -> ModelFacts:
+        """The live model as it is now."""
+        return _parse(ModelFacts, await self._request("GET", "/model"))
+
+    async def self_test(self) -> SelfTest:
+        """Find out whether the gates act in the code that serves."""
+        return _parse(SelfTest, await self._request("POST", "/self-test", patient=True))
+
+    async def set_gates(self, change: GateChange) -> GateReport:
+        """Write gates between two engine steps; all or nothing."""
+        return _parse(GateReport, await self._request("PUT", "/gates", change, patient=True))
+
+    async def order(self, order: MeasureOrder) -> Progress:
+        """Prepare a measurement; nothing is computed yet."""
+        return _parse(Progress, await self._request("POST", "/measurements", order, patient=True))
+
+    async def advance(self, measurement: str, steps: int) -> Progress:
+        """Do the next `steps` units of a measurement."""
+        path = f"/measurements/{measurement}/advance"
+        return _parse(Progress, await self._request("POST", path, Advance(steps=steps), patient=True))
+
+    async def drop(self, measurement: str) -> None:
+        """Forget a measurement."""
+        await self._request("DELETE", f"/measurements/{measurement}")
+
+    async def inject(self, order: FaultOrder) -> Fault:
+        """Damage the live model on purpose."""
+        return _parse(Fault, await self._request("POST", "/faults", order, patient=True))
+
+    async def heal(self, fault: str) -> None:
+        """Undo a fault."""
+        await self._request("DELETE", f"/faults/{fault}", patient=True)
+
+    async def _request(
+        self, method: str, path: str, body: Wire | None = None, *, patient: bool = False
+    ) -> httpx.Response:
+        try:
+            response = await self._client.request(
+                method,
+                path,
+                content=None if body is None else body.model_dump_json(),
+                headers=None if body is None else {"content-type": "application/json"},
+                timeout=self._patience if patient else httpx.USE_CLIENT_DEFAULT,
+            )
+        except httpx.TimeoutException:
+            raise ProbeAway(f"vLLM at {self._url} did not answer {method} {PREFIX}{path} in time.") from None
+        except httpx.HTTPError as error:
+            raise ProbeAway(f"vLLM at {self._url} cannot be reached: {error or type(error).__name__}.") from None
+        if response.is_success:
+            return response
+        raise self._error(response)
+
+    def _error(self, response: httpx.Response) -> ProbeError:
+        status = response.status_code
+        try:
+            detail = Problem.model_validate_json(response.content).detail
+        except ValidationError:
+            # Not the probe's own words: vLLM without the plugin, or a proxy in between.
+            if status == 404:
+                return ProbeAway(
+                    f"vLLM at {self._url} has no Flipwatch probe: start it with VLLM_PLUGINS=flipwatch and "
+                    "FLIPWATCH_PROBE_TOKEN."
+                )
+            if status in (502, 503, 504):
+                return ProbeAway(f"vLLM at {self._url} is not ready: HTTP {status}.")
+            detail = f"vLLM at {self._url} answered HTTP {status} without a problem document."
+        if status in (401, 403):
+            return ProbeUnauthorised(
+                "The probe refused the token: FLIPWATCH_PROBE_TOKEN differs between vLLM and the sidecar."
+            )
+        if status == 503:
+            return ProbeAway(detail)
+        return ProbeRefused(status, detail)
+
+
+def _parse(kind: type[W], response: httpx.Response) -> W:
+    try:
+        return kind.model_validate_json(response.content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ProbeNonsense(
+            f"The probe's {kind.__name__} cannot be read ({place}: {first['msg']}): probe and sidecar must be the "
+            "same version of Flipwatch."
+        ) from None
