@@ -128,7 +128,7 @@ class Probe:
         except httpx.TimeoutException:
             raise ProbeAway(f"vLLM at {self._url} did not answer {method} {PREFIX}{path} in time.") from None
         except httpx.HTTPError as error:
-            raise ProbeAway(f"vLLM at {self._url} cannot be reached: {error or type(error).__name__}.") from None
+            raise ProbeAway(f"vLLM at {self._url} cannot be reached: {str(error) or type(error).__name__}.") from None
         if response.is_success:
             return response
         raise self._error(response)

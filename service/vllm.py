@@ -105,7 +105,7 @@ class Vllm:
         except httpx.TimeoutException:
             raise VllmAway(f"vLLM at {self._url} did not answer {method} {path} in time.") from None
         except httpx.HTTPError as error:
-            raise VllmAway(f"vLLM at {self._url} cannot be reached: {error or type(error).__name__}.") from None
+            raise VllmAway(f"vLLM at {self._url} cannot be reached: {str(error) or type(error).__name__}.") from None
         if response.status_code == 401:
             raise VllmError(f"vLLM at {self._url} refused the key: set vllm.api_key to its --api-key.")
         if not response.is_success:

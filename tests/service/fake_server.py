@@ -1,0 +1,350 @@
+"""A fake vLLM with a fake probe: a real uvicorn server on loopback with a toy model, for the sidecar's tests.
+
+How to use it (from any test in this folder, sync or async; it runs in a thread of its own):
+
+    from .fake_server import PROBE_TOKEN, FakeServer
+
+    with FakeServer() as server:
+        server.url                      # http://127.0.0.1:PORT for `vllm.url`; the probe wants PROBE_TOKEN
+        server.harm[4] = 5.0            # block 4 adds harm: the scan must flag it
+        server.nan.add(2)               # block 2 puts out NaN unless it is skipped
+        server.gates                    # what was written; `server.seen` lists all requests as "METHOD path"
+        server.seconds_per_step = 0.01  # how long each step claims to hold the engine; nobody really waits
+        server.refuse["POST /measurements"] = (502, "rank 1 failed")   # answer a route with a problem
+        server.restart()                # a new vLLM process: new boot_id, gates at 1, nothing remembered
+        server.void()                   # running measurements become void: 409
+        server.stop(); server.start()   # vLLM away and back, on the same port
+        server.hold(); server.release() # advances wait in between: "a scan is running"
+        server.serve(5)                 # five requests were served, in vLLM's own counter
+
+There is also the fixture `server` in conftest.py.  The toy model: loss of row n = 2 + n / 100
++ sum over blocks of worth * (1 - g) ** 2 + harm * g, where g is the product of gate and scan's alpha.
+"""
+
+import math
+import socket
+import threading
+import uuid
+from typing import Any, Self
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from starlette.middleware.base import RequestResponseEndpoint
+
+from flipwatch.monitors.wire import PREFIX, Advance, Fault, FaultOrder, GateChange, MeasureOrder
+
+PROBE_TOKEN = "probe-token-of-the-fake"
+MODEL = "toy-model"
+
+
+class FakeServer:
+    """See the module's docstring."""
+
+    def __init__(self, num_blocks: int = 8) -> None:
+        self.num_blocks = num_blocks
+        self.worth = [0.30 + 0.01 * (block % 5) for block in range(num_blocks)]
+        self.seconds_per_step = 0.001
+        self.armed = True
+        self.scan_refusal: str | None = None
+        self.self_test_passes = True
+        self.faults_enabled = True
+        self.model = MODEL
+        self.seen: list[str] = []
+        self.steps: list[int] = []
+        """Size of each part that was asked for."""
+        self.refuse: dict[str, tuple[int, str]] = {}
+        self.webhooks: list[dict[str, Any]] = []
+        """Bodies that reached POST /webhook."""
+        self.webhook_status = 200
+        self._served = 0
+        self._free = threading.Event()
+        self._free.set()
+        self.holding = threading.Event()
+        """Set once a part waits because of `hold`."""
+        self.restart()
+        listener = self._listener(0)
+        self.port: int = listener.getsockname()[1]
+        self._first_listener: socket.socket | None = listener
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+
+    # Life
+
+    @property
+    def url(self) -> str:
+        """Base URL without a slash at its end."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+        self.stop()
+
+    def start(self) -> None:
+        """Listen, on the same port as before."""
+        listener = self._first_listener or self._listener(self.port)
+        self._first_listener = None
+        config = uvicorn.Config(self._app(), log_config=None, lifespan="off", timeout_graceful_shutdown=1)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]}, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop listening: connections are refused."""
+        if self._server is not None and self._thread is not None:
+            self._server.should_exit = True
+            self._thread.join(10)
+            self._server = self._thread = None
+
+    def restart(self) -> None:
+        """Become a new vLLM process; the weights are good again, as loaded from disk."""
+        self.boot_id = uuid.uuid4().hex
+        self.gates = [1.0] * self.num_blocks
+        self.harm = [0.0] * self.num_blocks
+        self.nan: set[int] = set()
+        self.faults: dict[str, Fault] = {}
+        self._self_test = {"state": "not_run", "reason": "The self-test has not run yet."}
+        self._measurements: dict[str, dict[str, Any]] = {}
+
+    def void(self) -> None:
+        """Make running measurements void."""
+        for measurement in self._measurements.values():
+            measurement["void"] = True
+
+    @property
+    def measurements(self) -> int:
+        """How many measurements the probe remembers."""
+        return len(self._measurements)
+
+    def hold(self) -> None:
+        """Let each further part wait until `release`."""
+        self.holding.clear()
+        self._free.clear()
+
+    def release(self) -> None:
+        """Let the parts go on."""
+        self._free.set()
+
+    def serve(self, requests: int) -> None:
+        """Count requests as served."""
+        self._served += requests
+
+    # The toy model
+
+    def loss(self, row: int = 0, scan: dict[int, float] | None = None) -> float:
+        """Loss in nats of one row; NaN as in the real one."""
+        total = 2.0 + row / 100
+        for block in range(self.num_blocks):
+            g = self.gates[block] * (scan or {}).get(block, 1.0)
+            if block in self.nan and g != 0.0:
+                return math.nan
+            total += self.worth[block] * (1 - g) ** 2 + self.harm[block] * g
+        return total
+
+    def _reading(self, plan: dict[str, Any]) -> dict[str, Any]:
+        rows = range(len(plan["tokens"]))
+        alphas = plan["alphas"]
+
+        def losses(scan: dict[int, float]) -> list[float | None]:
+            found = [self.loss(row, scan) for row in rows]
+            return [None if math.isnan(loss) else loss for loss in found]
+
+        return {
+            "alphas": alphas,
+            "gates": list(self.gates),
+            "scored_tokens": [
+                len(tokens) - first for tokens, first in zip(plan["tokens"], plan["scored_from"], strict=True)
+            ],
+            "base_nats": losses({}),
+            "nats": [
+                [] if self.gates[block] != 1.0 or not alphas else [losses({block: alpha}) for alpha in alphas]
+                for block in range(self.num_blocks)
+            ]
+            if alphas
+            else [],
+            "nonfinite_blocks": sorted(block for block in self.nan if self.gates[block] != 0.0),
+            "passes": 1.0 + len(alphas) * (self.num_blocks - 1) / 2,
+        }
+
+    # HTTP
+
+    @staticmethod
+    def _listener(port: int) -> socket.socket:
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen(64)
+        return listener
+
+    def _app(self) -> FastAPI:
+        app = FastAPI(openapi_url=None)
+
+        @app.middleware("http")
+        async def gatekeeper(request: Request, call_next: RequestResponseEndpoint) -> Response:
+            path = request.url.path.removeprefix(PREFIX)
+            call = f"{request.method} {path}"
+            self.seen.append(call)
+            if request.url.path.startswith(PREFIX):
+                if request.headers.get("authorization") != f"Bearer {PROBE_TOKEN}":
+                    return _problem(401, "The token is wrong.")
+                for route, (status, detail) in self.refuse.items():
+                    method, _, start = route.partition(" ")
+                    if request.method == method and path.startswith(start):
+                        return _problem(status, detail)
+            return await call_next(request)
+
+        @app.get("/health")
+        def health() -> Response:
+            return Response()
+
+        @app.get("/v1/models")
+        def models() -> dict[str, Any]:
+            return {"object": "list", "data": [{"id": self.model, "object": "model"}]}
+
+        @app.post("/tokenize")
+        def tokenize(body: dict[str, Any]) -> dict[str, Any]:
+            tokens = [1] + [2 + ord(letter) % 250 for letter in body["prompt"]]
+            return {"count": len(tokens), "max_model_len": 2048, "tokens": tokens}
+
+        @app.get("/metrics")
+        def metrics() -> Response:
+            name = "vllm:request_success_total"
+            lines = [
+                "# HELP vllm:request_success_total Count of successfully processed requests.",
+                "# TYPE vllm:request_success_total counter",
+                f'{name}{{engine="0",finished_reason="stop",model_name="{self.model}"}} {float(self._served)}',
+                f'{name}{{engine="0",finished_reason="length",model_name="{self.model}"}} 0.0',
+            ]
+            return PlainTextResponse("\n".join(lines) + "\n")
+
+        @app.post("/webhook")
+        def webhook(body: dict[str, Any]) -> Response:
+            self.webhooks.append(body)
+            return Response(status_code=self.webhook_status)
+
+        @app.get(PREFIX + "/model")
+        def facts() -> dict[str, Any]:
+            return {
+                "boot_id": self.boot_id,
+                "model": self.model,
+                "architecture": "ToyForCausalLM",
+                "layer_class": "ToyLayer",
+                "num_blocks": self.num_blocks,
+                "armed": self.armed,
+                "refusal": None if self.armed else "ToyLayer is not supported.",
+                "scan_refusal": self.scan_refusal,
+                "mode": "eager",
+                "dtype": "bfloat16",
+                "tensor_parallel_size": 1,
+                "pipeline_parallel_size": 1,
+                "data_parallel_size": 1,
+                "max_tokens": 2048,
+                "gates": self.gates,
+                "self_test": self._self_test,
+                "faults_enabled": self.faults_enabled,
+                "faults": [fault.model_dump(mode="json") for fault in self.faults.values()],
+                "flipwatch_version": "0.1.0",
+                "vllm_version": "0.32.0",
+                "torch_version": "2.13.0",
+            }
+
+        @app.post(PREFIX + "/self-test")
+        def self_test() -> dict[str, Any]:
+            self._self_test = (
+                {"state": "passed", "reason": f"All {self.num_blocks} gates act."}
+                if self.self_test_passes
+                else {"state": "failed", "reason": "Gate 3 is inert: the output does not depend on it."}
+            )
+            return self._self_test
+
+        @app.put(PREFIX + "/gates")
+        def gates(change: GateChange) -> Response:
+            if change.boot_id != self.boot_id:
+                return _problem(409, "vLLM was restarted meanwhile.")
+            if any(gate.block >= self.num_blocks for gate in change.gates):
+                return _problem(404, f"The model has {self.num_blocks} blocks.")
+            for gate in change.gates:
+                self.gates[gate.block] = gate.alpha
+            self.void()
+            return JSONResponse({"gates": self.gates, "paused_seconds": 0.01})
+
+        @app.post(PREFIX + "/measurements")
+        def order(body: MeasureOrder) -> dict[str, Any]:
+            name = uuid.uuid4().hex
+            alphas = body.plan["alphas"]
+            steps = self.num_blocks * (2 if alphas else 1)
+            self._measurements[name] = {"plan": body.plan, "done": 0, "total": steps, "void": False}
+            return self._progress(name, 0.0)
+
+        @app.post(PREFIX + "/measurements/{name}/advance")
+        def advance(name: str, body: Advance) -> Response:
+            if not self._free.is_set():
+                self.holding.set()
+                self._free.wait(30)
+            measurement = self._measurements.get(name)
+            if measurement is None:
+                return _problem(404, f"There is no measurement {name}.")
+            if measurement["void"]:
+                return _problem(409, "The measurement is void: the gates changed under it.")
+            self.steps.append(body.steps)
+            steps = min(body.steps, measurement["total"] - measurement["done"])
+            measurement["done"] += steps
+            return JSONResponse(self._progress(name, steps * self.seconds_per_step))
+
+        @app.delete(PREFIX + "/measurements/{name}")
+        def drop(name: str) -> Response:
+            if self._measurements.pop(name, None) is None:
+                return _problem(404, f"There is no measurement {name}.")
+            return Response(status_code=204)
+
+        @app.post(PREFIX + "/faults")
+        def inject(fault: FaultOrder) -> Response:
+            if not self.faults_enabled:
+                return _problem(403, "Faults are off: start vLLM with FLIPWATCH_FAULTS=1.")
+            if fault.block >= self.num_blocks:
+                return _problem(404, f"The model has {self.num_blocks} blocks.")
+            made = Fault(
+                id=uuid.uuid4().hex,
+                block=fault.block,
+                tensor=f"model.layers.{fault.block}.{fault.tensor}.weight",
+                kind=fault.kind,
+                count=fault.count,
+                seed=fault.seed,
+            )
+            self.faults[made.id] = made
+            if fault.kind.value == "nan":
+                self.nan.add(fault.block)
+            else:
+                self.harm[fault.block] = 5.0
+            return JSONResponse(made.model_dump(mode="json"))
+
+        @app.delete(PREFIX + "/faults/{name}")
+        def heal(name: str) -> Response:
+            fault = self.faults.pop(name, None)
+            if fault is None:
+                return _problem(404, f"There is no fault {name}.")
+            self.harm[fault.block] = 0.0
+            self.nan.discard(fault.block)
+            return Response(status_code=204)
+
+        return app
+
+    def _progress(self, name: str, seconds: float) -> dict[str, Any]:
+        measurement = self._measurements[name]
+        complete = measurement["done"] >= measurement["total"]
+        return {
+            "id": name,
+            "steps_done": measurement["done"],
+            "steps_total": measurement["total"],
+            "seconds": seconds,
+            "reading": self._reading(measurement["plan"]) if complete else None,
+        }
+
+
+def _problem(status: int, detail: str) -> JSONResponse:
+    body = {"type": "about:blank", "title": "Refused", "status": status, "detail": detail}
+    return JSONResponse(body, status, media_type="application/problem+json")
