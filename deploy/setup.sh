@@ -51,12 +51,12 @@ virtual_environment() {
 # How far pip is, every 10 seconds: it is silent for minutes otherwise.
 watch_pip() {
     local total packages
-    total=$(grep -c '==' "$lock")
+    total=$(grep -c '^[^#]' "$lock")
     packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     while kill -0 "$1" 2>/dev/null; do
         sleep 1
         if [ $((SECONDS % 10)) = 0 ]; then
-            say "  $(grep -c '^Collecting' "$2" || true) of $total fetched," \
+            say "  $(grep -cE '^(Collecting|Processing) ' "$2" || true) of $total fetched," \
                 "$(find "$packages" -maxdepth 1 -name '*.dist-info' | wc -l) installed"
         fi
     done
@@ -66,7 +66,7 @@ pinned_packages() {
     local wanted stamp=$venv/.stamp-lock log=$venv/pip.log
     wanted=$(sha256sum "$lock")
     [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && { say "pinned packages: present"; return; }
-    say "pinned packages: installing $(grep -c '==' "$lock") (3.5 GB on disk), pip's log is $log"
+    say "pinned packages: installing $(grep -c '^[^#]' "$lock") (3.5 GB on disk), pip's log is $log"
     rm -f "$stamp"
     # No resolver: the list is complete.  No byte-compiling of everything: Python compiles what it imports.
     "$venv/bin/python" -m pip install --no-input --disable-pip-version-check --progress-bar off \

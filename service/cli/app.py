@@ -1,0 +1,65 @@
+"""The commands in one place, and the one catch that turns every mistake into a sentence."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.exceptions import Abort, TyperException
+
+from ... import __version__
+from . import doctor, inject, mitigate, scan, status
+from .client import CliError
+
+app = typer.Typer(
+    name="flipwatch",
+    help="Online health monitor for LLM servers. Talks to the sidecar at FLIPWATCH_URL with FLIPWATCH_TOKEN.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("scan")(scan.scan)
+app.command("status")(status.status)
+app.add_typer(mitigate.app, name="mitigate")
+app.add_typer(inject.app, name="inject")
+app.command("doctor")(doctor.doctor)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"flipwatch {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _flipwatch(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def serve(
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file with settings; FLIPWATCH_ variables win over it.")
+    ] = None,
+) -> None:
+    """Run the sidecar until it is told to stop."""
+    from ..server import serve as run
+
+    run(config)
+
+
+def main() -> None:
+    """Entry point of the `flipwatch` program."""
+    try:
+        code = app(prog_name="flipwatch", standalone_mode=False)
+    except (CliError, TyperException) as error:
+        message = " ".join(str(error).split())
+        print(f"flipwatch: {message}", file=sys.stderr)
+        code = 2
+    except Abort:
+        code = 130
+    sys.exit(code)

@@ -1,0 +1,122 @@
+"""`flipwatch mitigate`: change the served model, and take the change back."""
+
+from typing import Annotated
+
+import typer
+
+from .client import CliError, Json, Sidecar
+from .show import console, number, print_json, table
+
+app = typer.Typer(help="Skip or attenuate blocks of the served model, and undo it.", no_args_is_help=True)
+
+Blocks = Annotated[list[int] | None, typer.Argument(help="Zero-based blocks.")]
+Flagged = Annotated[bool, typer.Option("--flagged", help="The blocks that the last scan flagged.")]
+Reason = Annotated[str | None, typer.Option(help="Why; goes into the audit log.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Id = Annotated[str, typer.Argument(help="Id of the mitigation, from `flipwatch mitigate list`.")]
+
+_MOVING = ("pending", "applying", "verifying", "reverting")
+
+
+@app.command()
+def skip(
+    blocks: Blocks = None, flagged: Flagged = False, reason: Reason = None, as_json: AsJson = False
+) -> None:
+    """Leave blocks out of the served model."""
+    _apply({"action": "skip", "blocks": _which(blocks, flagged)}, reason, as_json)
+
+
+@app.command()
+def attenuate(
+    alpha: Annotated[float, typer.Option(help="Factor on what the block adds: 1 is normal, 0 is left out.")],
+    blocks: Blocks = None,
+    flagged: Flagged = False,
+    reason: Reason = None,
+    as_json: AsJson = False,
+) -> None:
+    """Scale what blocks add to the residual stream."""
+    _apply({"action": "attenuate", "blocks": _which(blocks, flagged), "alpha": alpha}, reason, as_json)
+
+
+@app.command()
+def undo(mitigation: Id, as_json: AsJson = False) -> None:
+    """Put the gates back as they were before a mitigation."""
+    with Sidecar() as sidecar:
+        sidecar.delete(f"/v1/mitigations/{mitigation}")
+        record = _settled(sidecar, mitigation)
+    _tell(record, as_json, wanted=("reverted",))
+
+
+@app.command()
+def finish(mitigation: Id, as_json: AsJson = False) -> None:
+    """Carry on a mitigation that was interrupted by the end of a sidecar."""
+    with Sidecar() as sidecar:
+        sidecar.post(f"/v1/mitigations/{mitigation}/finish", {})
+        record = _settled(sidecar, mitigation)
+    _tell(record, as_json, wanted=("active",))
+
+
+@app.command()
+def show(mitigation: Id, as_json: AsJson = False) -> None:
+    """Show one mitigation."""
+    with Sidecar() as sidecar:
+        record = sidecar.get(f"/v1/mitigations/{mitigation}")
+    if as_json:
+        print_json(record)
+        return
+    for name, value in record.items():
+        console().print(f"{name:<18} {value}", markup=False)
+
+
+@app.command("list")
+def list_(as_json: AsJson = False) -> None:
+    """List mitigations, newest first."""
+    with Sidecar() as sidecar:
+        records = sidecar.get("/v1/mitigations")
+    if as_json:
+        print_json(records)
+        return
+    shown = table("id", "state", "action", "blocks", "alpha", "loss before", "loss after", "message")
+    for record in records:
+        shown.add_row(
+            record["id"],
+            record["state"],
+            record["action"],
+            ",".join(map(str, record["blocks"])),
+            number(record["alpha"], 2),
+            _loss(record, "before"),
+            _loss(record, "after"),
+            record["message"],
+        )
+    console().print(shown)
+
+
+def _which(blocks: list[int] | None, flagged: bool) -> list[int] | str:
+    if bool(blocks) == flagged:
+        raise CliError("Name the blocks, or give --flagged; one of the two.")
+    return "flagged" if flagged else list(blocks or [])
+
+
+def _apply(body: Json, reason: str | None, as_json: bool) -> None:
+    with Sidecar() as sidecar:
+        accepted = sidecar.post("/v1/mitigations", body if reason is None else {**body, "reason": reason})
+        record = _settled(sidecar, accepted["id"])
+    _tell(record, as_json, wanted=("active", "dry_run"))
+
+
+def _settled(sidecar: Sidecar, mitigation: str) -> Json:
+    return sidecar.wait(f"/v1/mitigations/{mitigation}", lambda record: record["state"] not in _MOVING)
+
+
+def _tell(record: Json, as_json: bool, wanted: tuple[str, ...]) -> None:
+    if as_json:
+        print_json(record)
+    if record["state"] not in wanted:
+        raise CliError(f"The mitigation {record['id']} ended as {record['state']}: {record['message']}")
+    if not as_json:
+        console().print(f"{record['id']} {record['state']}: {record['message']}", markup=False)
+
+
+def _loss(record: Json, when: str) -> str:
+    state = record[f"loss_{when}_state"]
+    return "not finite" if state == "not_finite" else number(record[f"loss_{when}"])

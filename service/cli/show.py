@@ -1,0 +1,32 @@
+"""What the commands print: JSON for machines, plain lines and tables for people."""
+
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def console() -> Console:
+    """Standard output; without colour when it is no terminal or NO_COLOR is set."""
+    return Console(highlight=False, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:  # noqa: ANN401 - JSON
+    """One JSON document on standard output."""
+    json.dump(value, sys.stdout, indent=2, allow_nan=False)
+    sys.stdout.write("\n")
+
+
+def table(*columns: str) -> Table:
+    """A table without boxes: it can be cut and grepped."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    return made
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number, or a dash where there is none."""
+    return "-" if value is None else f"{value:.{digits}f}"
