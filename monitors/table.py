@@ -1,0 +1,10 @@
+"""The monitors there are, by name."""
+
+from typing import Any
+
+from .alpha_scan import AlphaScan
+from .monitor import Monitor
+
+MONITORS: dict[str, type[Monitor[Any, Any, Any]]] = {
+    AlphaScan.name: AlphaScan,
+}
