@@ -1,0 +1,296 @@
+"""Changes of the served model: skip or attenuate blocks, prove it by the loss, undo it.
+
+One at a time.  Each step is stored before it is done, so that a sidecar that was killed in between finds at its next
+start what may have happened, compares it with the live gates, and says so (`recover`).  Refusals are the tree in
+`guard.py`; an error of the probe while an order is still being checked is raised as the `ProbeError` that it is, later
+ones end in the record.
+
+    pending -> (loss before) -> applying -> (gates written, read back) -> verifying -> (loss after) -> active
+    active  -> reverting -> (gates written, read back, loss) -> reverted
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+import structlog
+
+from ..monitors.finding import Action, Finding
+from ..monitors.wire import Gate, ModelFacts
+from .guard import (
+    MitigationBusy,
+    MitigationError,
+    ModeForbids,
+    UnknownMitigation,
+    WrongState,
+    check_actions_in_window,
+    check_blocks_at_once,
+    check_mode,
+    check_model,
+    check_not_held,
+    check_order,
+)
+from .mitigation_steps import ITSELF, GateKeeper, Steps, differing, names, readback, with_alpha
+from .probe import ProbeError
+from .records import IN_FLIGHT, Event, MitigationAction, MitigationRecord, MitigationState, Mode
+from .settings import MitigationSettings
+from .store import Store
+
+_log = structlog.get_logger(__name__)
+
+
+class Mitigator:
+    """The only part that changes the served model.
+
+    `measure` returns the loss of the model as served now, in nats per scored token, None when it is not finite; it
+    raises `LossUnavailable` (or a `ProbeError`) when no number can be had.  A mitigation waits for it no longer than
+    `measure_seconds`: help without proof beats no help, and the record says so.  An automatic mitigation that makes the
+    loss worse by more than `worse_nats` is undone at once; one that a person asked for is kept, with a warning.
+    """
+
+    def __init__(
+        self,
+        probe: GateKeeper,
+        store: Store,
+        settings: MitigationSettings,
+        measure: Callable[[], Awaitable[float | None]],
+        *,
+        now: Callable[[], float] = time.time,
+        measure_seconds: float = 120.0,
+        worse_nats: float = 0.05,
+    ) -> None:
+        self._probe = probe
+        self._store = store
+        self._settings = settings
+        self._now = now
+        self._steps = Steps(probe, store, measure, now=now, measure_seconds=measure_seconds, worse_nats=worse_nats)
+        self._checking = False
+        self._task: asyncio.Task[None] | None = None
+        self._carried: str | None = None
+        self._tried: set[int] = set()
+
+    @property
+    def done(self) -> Counter[MitigationAction]:
+        """Mitigations that became active since the start of this process."""
+        return self._steps.done
+
+    @property
+    def failed(self) -> Counter[MitigationAction]:
+        """Mitigations and undos that did not do what they should, or may not have, since the start of this process."""
+        return self._steps.failed
+
+    # Orders: checked at once, carried out in the background
+
+    async def apply(
+        self,
+        action: MitigationAction,
+        blocks: Sequence[int],
+        *,
+        reason: str,
+        actor: str,
+        alpha: float = 0.0,
+        automatic: bool = False,
+    ) -> MitigationRecord:
+        """Check the order and start it; the record returned is `pending`, or `dry_run` and done.
+
+        Raises `MitigationError` or `ProbeError`; nothing was changed then, and nothing recorded.
+        """
+        check_order(action, blocks, alpha)
+        check_mode(self._settings)
+        with self._claimed():
+            facts = await self._probe.facts()
+            check_model(facts, blocks)
+            check_not_held(blocks, facts.boot_id, self._store.open_mitigations())
+            check_blocks_at_once(self._settings, facts.gates, blocks)
+            check_actions_in_window(self._settings, self._store.mitigations(limit=1000), self._now())
+            mode = Mode(self._settings.mode)
+            order = f"set the gate of {names(blocks)} to {alpha:g}"
+            if mode is Mode.DRY_RUN:
+                state = MitigationState.DRY_RUN
+                message = f"Dry run: would {order}; nothing was touched."
+            else:
+                state = MitigationState.PENDING
+                message = f"Will {order} as soon as the loss before is measured."
+            record = MitigationRecord(
+                id=uuid4().hex,
+                action=action,
+                blocks=tuple(blocks),
+                alpha=alpha,
+                reason=reason,
+                actor=actor,
+                automatic=automatic,
+                mode=mode,
+                state=state,
+                gates_before=tuple(Gate(block=block, alpha=facts.gates[block]) for block in blocks),
+                boot_id=facts.boot_id,
+                created_at=self._now(),
+                updated_at=self._now(),
+                message=message,
+            )
+            record = self._steps.save(record, actor, state, message)
+            if state is MitigationState.PENDING:
+                self._start(record, self._steps.apply(record, facts.gates, MitigationState.FAILED, actor))
+            return record
+
+    async def undo(self, mitigation_id: str, *, actor: str) -> MitigationRecord:
+        """Start to take a mitigation back; allowed in every mode, whatever the breaker says.
+
+        A record that is reverted already is returned as it is.  Raises `UnknownMitigation`, `WrongState`,
+        `MitigationBusy` or `ProbeError`.
+        """
+        with self._claimed():
+            record = self._known(mitigation_id)
+            if record.state is MitigationState.REVERTED:
+                return record
+            if record.state not in (MitigationState.ACTIVE, MitigationState.INTERRUPTED):
+                raise WrongState(f"Mitigation {record.id} is {record.state.value}: there is nothing to undo.")
+            facts = await self._probe.facts()
+            if facts.boot_id != record.boot_id:
+                return self._steps.restarted(record, facts, actor)
+            fallback = record.state
+            message = f"Setting the gate of {names(record.blocks)} to 1."
+            record = self._steps.save(record, actor, MitigationState.REVERTING, message)
+            self._start(record, self._steps.revert(record, facts.gates, fallback, "Undone", actor))
+            return record
+
+    async def finish(self, mitigation_id: str, *, actor: str) -> MitigationRecord:
+        """Start to bring an interrupted mitigation into effect, or only to verify it when its gates are set already.
+
+        Raises `MitigationError` or `ProbeError`.
+        """
+        if Mode(self._settings.mode) is not Mode.ENFORCE:
+            raise ModeForbids(
+                f"The mode is {self._settings.mode}: finishing a mitigation needs enforce, undo does not."
+            )
+        with self._claimed():
+            record = self._known(mitigation_id)
+            if record.state is not MitigationState.INTERRUPTED:
+                raise WrongState(
+                    f"Mitigation {record.id} is {record.state.value}: only interrupted ones can be finished."
+                )
+            facts = await self._probe.facts()
+            if facts.boot_id != record.boot_id:
+                return self._steps.restarted(record, facts, actor)
+            check_model(facts, record.blocks)
+            check_blocks_at_once(self._settings, facts.gates, record.blocks)
+            if not differing(facts.gates, with_alpha(facts.gates, record.blocks, record.alpha)):
+                message = f"{readback(facts.gates, record.blocks)} already; measuring the loss."
+                record = self._steps.save(record, actor, MitigationState.VERIFYING, message)
+                self._start(record, self._steps.verify(record, facts.gates, actor))
+            else:
+                message = f"Will set the gate of {names(record.blocks)} to {record.alpha:g}."
+                record = self._steps.save(record, actor, MitigationState.PENDING, message)
+                self._start(record, self._steps.apply(record, facts.gates, MitigationState.INTERRUPTED, actor))
+            return record
+
+    async def consider(self, finding: Finding, confirmed: Collection[int]) -> MitigationRecord | None:
+        """Act on a finding if the operator allows it; None when nothing was started.
+
+        `confirmed` are the blocks that an alert fires for (k of the last n findings).  A block is tried once for as
+        long as its alert fires.  A refusal is logged and written to the audit log, never raised.
+        """
+        self._tried &= set(confirmed)
+        blocks = sorted(({place.block for place in finding.places} & set(confirmed)) - self._tried)
+        allowed = self._settings.automatic and Mode(self._settings.mode) is not Mode.OBSERVE
+        if not allowed or finding.action is not Action.SKIP or not blocks:
+            return None
+        try:
+            record = await self.apply(
+                MitigationAction.SKIP, blocks, reason=finding.reason, actor=ITSELF, automatic=True
+            )
+        except (MitigationError, ProbeError) as error:
+            detail = {"blocks": blocks, "message": str(error)}
+            _log.warning("automatic mitigation refused", **detail)
+            self._store.add_event(Event(at=self._now(), actor=ITSELF, what="mitigation refused", detail=detail))
+            return None
+        self._tried |= set(blocks)
+        return record
+
+    # After a start of the sidecar or of vLLM
+
+    def recover(self, facts: ModelFacts) -> list[MitigationRecord]:
+        """Compare the open records with the live gates; returns those that had to change.
+
+        The mitigation that this process is carrying out just now is left alone.
+        """
+        changed = []
+        for record in self._store.open_mitigations():
+            if self.busy and record.id == self._carried:
+                continue
+            if record.boot_id != facts.boot_id:
+                changed.append(self._steps.restarted(record, facts, ITSELF))
+                continue
+            live = readback(facts.gates, record.blocks)
+            if record.state in IN_FLIGHT:
+                message = f"The sidecar ended while this was {record.state.value}; {live} now: finish or undo."
+            elif record.state is MitigationState.ACTIVE and differing(
+                facts.gates, with_alpha(facts.gates, record.blocks, record.alpha)
+            ):
+                message = f"Somebody else changed the gates: {live}, not {record.alpha:g}: finish or undo."
+            else:
+                continue
+            changed.append(self._steps.save(record, ITSELF, MitigationState.INTERRUPTED, message))
+        return changed
+
+    def unrecorded_gates(self, facts: ModelFacts) -> list[Gate]:
+        """Live gates that are not 1 and belong to no open record.  Apply a mitigation to the block to take it over."""
+        open_here = [record for record in self._store.open_mitigations() if record.boot_id == facts.boot_id]
+        held = {block for record in open_here for block in record.blocks}
+        return [
+            Gate(block=block, alpha=alpha)
+            for block, alpha in enumerate(facts.gates)
+            if alpha != 1.0 and block not in held
+        ]
+
+    # Running
+
+    @property
+    def busy(self) -> bool:
+        """Is a mitigation being checked or carried out?"""
+        return self._checking or (self._task is not None and not self._task.done())
+
+    async def settled(self) -> None:
+        """Wait until the mitigation that is on its way has ended, if there is one."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+    async def close(self, grace: float = 10.0) -> None:
+        """Give the mitigation that is on its way `grace` seconds, then leave it to `recover` of the next start."""
+        if self._task is not None:
+            _, late = await asyncio.wait({self._task}, timeout=grace)
+            if late:
+                self._task.cancel()
+                await asyncio.wait(late)
+
+    @contextmanager
+    def _claimed(self) -> Iterator[None]:
+        if self.busy:
+            raise MitigationBusy("Another mitigation is on its way: wait for it and try again.")
+        self._checking = True
+        try:
+            yield
+        finally:
+            self._checking = False
+
+    def _known(self, mitigation_id: str) -> MitigationRecord:
+        record = self._store.mitigation(mitigation_id)
+        if record is None:
+            raise UnknownMitigation(f"There is no mitigation {mitigation_id}.")
+        return record
+
+    def _start(self, record: MitigationRecord, work: Coroutine[Any, Any, None]) -> None:
+        self._carried = record.id
+        self._task = asyncio.create_task(self._drive(record.id, work), name=f"mitigation {record.id}")
+
+    async def _drive(self, mitigation_id: str, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            # The one broad catch: a mistake of ours must not leave a record that looks as if it were still moving.
+            _log.exception("mitigation broke off", id=mitigation_id)
+            message = f"Flipwatch itself failed ({type(error).__name__}: {error}): look at the gates, finish or undo."
+            self._steps.fail(self._known(mitigation_id), ITSELF, MitigationState.INTERRUPTED, message)

@@ -1,0 +1,274 @@
+"""The steps of a mitigation, each stored before it is done: measure, write the gates, compare, measure again."""
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+import structlog
+
+from ..monitors.wire import Gate, GateChange, GateReport, ModelFacts
+from .probe import ProbeAway, ProbeError, ProbeNonsense
+from .records import Event, LossState, MitigationAction, MitigationRecord, MitigationState
+from .store import Store
+
+ITSELF = "flipwatch"
+"""The actor of what nobody asked for."""
+
+_log = structlog.get_logger(__name__)
+
+
+class GateKeeper(Protocol):
+    """What mitigation needs of the probe."""
+
+    async def facts(self) -> ModelFacts:
+        """The live model as it is now; raises `ProbeError`."""
+        ...
+
+    async def set_gates(self, change: GateChange) -> GateReport:
+        """Write gates, all or nothing; raises `ProbeError`."""
+        ...
+
+
+class LossUnavailable(Exception):
+    """The loss could not be measured; one sentence that says why."""
+
+
+class Loss(NamedTuple):
+    """A loss in nats per scored token, or None and why."""
+
+    nats: float | None
+    state: LossState
+    why: str = ""
+
+    def __str__(self) -> str:
+        if self.state is LossState.FINITE:
+            return f"{self.nats:.3f} nats"
+        words = "not finite" if self.state is LossState.NOT_FINITE else "not measured"
+        return f"{words} ({self.why})" if self.why else words
+
+
+class Steps:
+    """Carries one mitigation at a time from state to state.
+
+    Nothing is raised for what goes wrong with vLLM: it ends in the record, whose message says how the gates are.
+    `done` and `failed` count by action: those that became active, and those that did not or may not have.
+    """
+
+    def __init__(
+        self,
+        probe: GateKeeper,
+        store: Store,
+        measure: Callable[[], Awaitable[float | None]],
+        *,
+        now: Callable[[], float],
+        measure_seconds: float,
+        worse_nats: float,
+    ) -> None:
+        self._probe = probe
+        self._store = store
+        self._measure = measure
+        self._now = now
+        self._measure_seconds = measure_seconds
+        self._worse_nats = worse_nats
+        self.done: Counter[MitigationAction] = Counter()
+        self.failed: Counter[MitigationAction] = Counter()
+
+    async def apply(
+        self, record: MitigationRecord, gates: Sequence[float], fallback: MitigationState, actor: str
+    ) -> None:
+        """Measure, write the gates, verify.  `gates` are all live gates; `fallback` is the state if nothing changed."""
+        before = Loss(record.loss_before, record.loss_before_state)
+        if before.state is LossState.NOT_MEASURED:
+            before = await self._loss()
+        record = self.save(
+            record,
+            actor,
+            MitigationState.APPLYING,
+            f"Setting the gate of {names(record.blocks)} to {record.alpha:g}; loss before: {before}.",
+            loss_before=before.nats,
+            loss_before_state=before.state,
+        )
+        report = await self._write(record, gates, record.alpha, fallback, actor)
+        if report is None:
+            return
+        record = self.save(
+            record,
+            actor,
+            MitigationState.VERIFYING,
+            f"{readback(report.gates, record.blocks)}; measuring the loss.",
+            paused_seconds=report.paused_seconds,
+        )
+        await self.verify(record, report.gates, actor)
+
+    async def verify(self, record: MitigationRecord, gates: Sequence[float], actor: str) -> None:
+        """Measure the loss with the gates in place; an automatic mitigation that made it worse is taken back."""
+        before = Loss(record.loss_before, record.loss_before_state)
+        after = await self._loss()
+        change = f"loss {before} before, {after} after"
+        worse = self._is_worse(before, after)
+        record = record.model_copy(update={"loss_after": after.nats, "loss_after_state": after.state})
+        if worse and record.automatic:
+            record = self.save(
+                record, actor, MitigationState.REVERTING, f"The loss got worse ({change}): taking it back."
+            )
+            self.failed[record.action] += 1
+            await self.revert(record, gates, MitigationState.INTERRUPTED, f"Undone at once, {change}", ITSELF)
+            return
+        verb = "skipped" if record.action is MitigationAction.SKIP else f"scaled to alpha {record.alpha:g}"
+        paused = "" if record.paused_seconds is None else f", engine paused {record.paused_seconds:.3f} s"
+        warning = "; WORSE than before, kept because a person asked for it: consider an undo" if worse else ""
+        message = f"{names(record.blocks).capitalize()} {verb}: {change}{paused}{warning}."
+        self.save(record, actor, MitigationState.ACTIVE, message)
+        self.done[record.action] += 1
+
+    async def revert(
+        self, record: MitigationRecord, gates: Sequence[float], fallback: MitigationState, why: str, actor: str
+    ) -> None:
+        """Write alpha 1 to the record's blocks and measure; `fallback` is the state if nothing changed."""
+        report = await self._write(record, gates, 1.0, fallback, actor)
+        if report is None:
+            return
+        now = await self._loss()
+        self.save(
+            record,
+            actor,
+            MitigationState.REVERTED,
+            f"{why}: {readback(report.gates, record.blocks)}, loss now {now}, engine paused "
+            f"{report.paused_seconds:.3f} s.",
+            paused_seconds=report.paused_seconds,
+        )
+
+    def restarted(self, record: MitigationRecord, facts: ModelFacts, actor: str) -> MitigationRecord:
+        """Close a record whose vLLM process is gone, and its gates with it."""
+        odd = [block for block, alpha in enumerate(facts.gates) if alpha != 1.0]
+        gates = f"are all 1 but for {names(odd)}" if odd else "are all 1"
+        return self.save(
+            record, actor, MitigationState.REVERTED, f"vLLM was restarted; the gates of the new process {gates}."
+        )
+
+    def save(
+        self,
+        record: MitigationRecord,
+        actor: str,
+        state: MitigationState,
+        message: str,
+        **changes: float | LossState | None,
+    ) -> MitigationRecord:
+        """Store the next state with its line in the audit log, and log it."""
+        record = record.model_copy(update={**changes, "state": state, "message": message, "updated_at": self._now()})
+        detail = {"id": record.id, "blocks": list(record.blocks), "alpha": record.alpha, "message": message}
+        event = Event(at=record.updated_at, actor=actor, what=f"mitigation {state.value}", detail=detail)
+        self._store.save_mitigation(record, event)
+        _log.info(event.what, actor=actor, **detail)
+        return record
+
+    def fail(self, record: MitigationRecord, actor: str, state: MitigationState, message: str) -> None:
+        """Store an outcome that is not the wanted one, and count it."""
+        self.failed[record.action] += 1
+        self.save(record, actor, state, message)
+
+    async def _write(
+        self,
+        record: MitigationRecord,
+        gates: Sequence[float],
+        alpha: float,
+        fallback: MitigationState,
+        actor: str,
+    ) -> GateReport | None:
+        """Write and compare; None when it went wrong, which the record then tells."""
+        change = GateChange(boot_id=record.boot_id, gates=[Gate(block=block, alpha=alpha) for block in record.blocks])
+        try:
+            report = await self._probe.set_gates(change)
+        except ProbeError as error:
+            await self._write_failed(record, gates, fallback, error, actor)
+            return None
+        wanted = with_alpha(gates, record.blocks, alpha)
+        odd = differing(report.gates, wanted)
+        if not odd:
+            return report
+        state = MitigationState.INTERRUPTED if differing(report.gates, gates) else fallback
+        message = f"The gates read back are not as wanted: {readback(report.gates, odd)}; not {readback(wanted, odd)}."
+        self.fail(record, actor, state, message)
+        return None
+
+    async def _write_failed(
+        self,
+        record: MitigationRecord,
+        gates: Sequence[float],
+        fallback: MitigationState,
+        error: ProbeError,
+        actor: str,
+    ) -> None:
+        why = str(error).rstrip(".")
+        try:
+            facts = await self._probe.facts()
+        except ProbeError:
+            self.fail(
+                record,
+                actor,
+                MitigationState.INTERRUPTED,
+                f"The gates of {names(record.blocks)} may have changed or not, vLLM does not say ({why}): "
+                "finish or undo when it answers.",
+            )
+            return
+        if facts.boot_id != record.boot_id:
+            self.failed[record.action] += 1
+            self.restarted(record, facts, actor)
+            return
+        # Without an answer the write may still be waiting for its turn: what the gates show now proves nothing.
+        answered = not isinstance(error, ProbeAway | ProbeNonsense)
+        settled = answered and not differing(facts.gates, gates)
+        help_ = "" if settled else ": finish or undo"
+        self.fail(
+            record,
+            actor,
+            fallback if settled else MitigationState.INTERRUPTED,
+            f"The gates could not be written ({why}); {readback(facts.gates, record.blocks)} now{help_}.",
+        )
+
+    async def _loss(self) -> Loss:
+        try:
+            async with asyncio.timeout(self._measure_seconds):
+                nats = await self._measure()
+        except TimeoutError:
+            return Loss(None, LossState.NOT_MEASURED, f"took longer than {self._measure_seconds:g} s")
+        except (LossUnavailable, ProbeError) as error:
+            return Loss(None, LossState.NOT_MEASURED, str(error).rstrip("."))
+        if nats is None or not math.isfinite(nats):
+            return Loss(None, LossState.NOT_FINITE)
+        return Loss(nats, LossState.FINITE)
+
+    def _is_worse(self, before: Loss, after: Loss) -> bool:
+        if before.nats is None:
+            return False
+        if after.nats is None:
+            return after.state is LossState.NOT_FINITE
+        return after.nats > before.nats + self._worse_nats
+
+
+def names(blocks: Sequence[int]) -> str:
+    """`block 4`, `blocks 4 and 7`, `blocks 1, 4 and 7`."""
+    if len(blocks) == 1:
+        return f"block {blocks[0]}"
+    return f"blocks {', '.join(str(block) for block in blocks[:-1])} and {blocks[-1]}"
+
+
+def readback(gates: Sequence[float], blocks: Iterable[int]) -> str:
+    """`gate of block 4 is 0, of block 7 is 1`."""
+    return "gate " + ", ".join(f"of block {block} is {gates[block]:g}" for block in blocks)
+
+
+def with_alpha(gates: Sequence[float], blocks: Iterable[int], alpha: float) -> list[float]:
+    """The gates with those blocks set to alpha."""
+    changed = list(gates)
+    for block in blocks:
+        changed[block] = alpha
+    return changed
+
+
+def differing(left: Sequence[float], right: Sequence[float]) -> list[int]:
+    """Blocks whose gates differ by more than the rounding of the float32 that holds a gate."""
+    pairs = enumerate(zip(left, right, strict=True))
+    return [block for block, (a, b) in pairs if not math.isclose(a, b, rel_tol=1e-6)]
