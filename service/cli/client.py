@@ -47,7 +47,7 @@ class Sidecar:
     def __exit__(self, *exception: object) -> None:
         self._http.close()
 
-    def get(self, path: str) -> Any:  # noqa: ANN401 - JSON
+    def get(self, path: str) -> Any:
         """Body of a GET."""
         return self._body(self._send("GET", path))
 
@@ -95,7 +95,7 @@ class Sidecar:
             return f"{self.url} answered {method} {path} with HTTP {response.status_code}: is this Flipwatch's sidecar?"
         return " ".join(str(detail).split())
 
-    def _body(self, response: httpx.Response) -> Any:  # noqa: ANN401 - JSON
+    def _body(self, response: httpx.Response) -> Any:
         try:
             return response.json()
         except ValueError:

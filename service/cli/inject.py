@@ -53,5 +53,7 @@ def list_(as_json: AsJson = False) -> None:
         return
     shown = table("id", "block", "tensor", "kind", "count", "seed")
     for made in faults:
-        shown.add_row(made["id"], str(made["block"]), made["tensor"], made["kind"], str(made["count"]), str(made["seed"]))
+        shown.add_row(
+            made["id"], str(made["block"]), made["tensor"], made["kind"], str(made["count"]), str(made["seed"])
+        )
     console().print(shown)

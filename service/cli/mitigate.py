@@ -19,9 +19,7 @@ _MOVING = ("pending", "applying", "verifying", "reverting")
 
 
 @app.command()
-def skip(
-    blocks: Blocks = None, flagged: Flagged = False, reason: Reason = None, as_json: AsJson = False
-) -> None:
+def skip(blocks: Blocks = None, flagged: Flagged = False, reason: Reason = None, as_json: AsJson = False) -> None:
     """Leave blocks out of the served model."""
     _apply({"action": "skip", "blocks": _which(blocks, flagged)}, reason, as_json)
 

@@ -13,7 +13,7 @@ def console() -> Console:
     return Console(highlight=False, soft_wrap=True)
 
 
-def print_json(value: Any) -> None:  # noqa: ANN401 - JSON
+def print_json(value: Any) -> None:
     """One JSON document on standard output."""
     json.dump(value, sys.stdout, indent=2, allow_nan=False)
     sys.stdout.write("\n")
