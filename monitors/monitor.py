@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator
 from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
+from pydantic import BaseModel
+
 from .finding import Finding
 
 if TYPE_CHECKING:
@@ -54,6 +56,15 @@ class Monitor(ABC, Generic[P, R, F]):
     """
 
     name: ClassVar[str]
+    plan_type: ClassVar[type[BaseModel]]
+
+    @abstractmethod
+    def steps(self, plan: P, num_blocks: int) -> int:
+        """How many units of work `measure` yields on a healthy model.
+
+        Raises:
+            ValueError: the plan makes no sense; one sentence.
+        """
 
     @abstractmethod
     def measure(self, model: ModelView, plan: P) -> Generator[None, None, R]:

@@ -1,0 +1,102 @@
+"""The served model as the probe holds it in one worker process: its gates, or why there are none."""
+
+import logging
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from .attention import check_supported
+from .forms import Form, learn_forms
+from .gates import Gates
+from .stack import Stack, UnsupportedModel, find_stack
+from .view import LiveView, check_scannable
+
+logger = logging.getLogger("vllm.flipwatch")
+
+
+@dataclass(frozen=True)
+class Armed:
+    """What arming left behind."""
+
+    boot_id: str
+    model: nn.Module
+    vllm_config: Any
+    device: torch.device
+    stack: Stack
+    gates: Gates | None
+    forms: dict[type, Form] = field(default_factory=dict)
+    refusal: str | None = None
+    scan_refusal: str | None = None
+
+    def view(self) -> LiveView:
+        """A fresh view for one measurement.
+
+        Raises:
+            UnsupportedModel: the model cannot be scanned.
+        """
+        if self.gates is None or self.refusal is not None:
+            raise UnsupportedModel(self.refusal or "No gates are installed.")
+        if self.scan_refusal is not None:
+            raise UnsupportedModel(self.scan_refusal)
+        return LiveView(self.model, self.stack, self.gates, self.forms, self.vllm_config, self.device)
+
+
+# The one model that this process serves; None until it is loaded.
+served: Armed | None = None
+
+
+def arm(model: nn.Module, vllm_config: Any) -> Armed:
+    """Install gates on a model that has just been loaded; never raises."""
+    global served
+    boot_id = uuid.uuid4().hex
+    device = next(model.parameters()).device
+    nothing = Stack({}, 0, "")
+    try:
+        served = _arm(model, vllm_config, device, boot_id)
+    except UnsupportedModel as reason:
+        served = Armed(boot_id, model, vllm_config, device, nothing, None, refusal=str(reason))
+    except Exception as error:
+        # Serving comes first, whatever went wrong here.
+        logger.exception("Flipwatch failed while it looked at the model.")
+        refusal = f"Looking at {type(model).__name__} failed: {type(error).__name__}: {error}"
+        served = Armed(boot_id, model, vllm_config, device, nothing, None, refusal=refusal)
+    return served
+
+
+def _arm(model: nn.Module, vllm_config: Any, device: torch.device, boot_id: str) -> Armed:
+    if (size := vllm_config.parallel_config.data_parallel_size) > 1:
+        raise UnsupportedModel(f"Data parallel size {size} is not supported yet.")
+    if vllm_config.model_config.is_encoder_decoder:
+        raise UnsupportedModel("Encoder-decoder models are not supported.")
+    stack = find_stack(model)
+    scan_refusal = _first_refusal(vllm_config)
+    forms = dict(learn_forms(model, stack, vllm_config, device))
+    gates = Gates(stack, device, eager=_runs_eager(vllm_config))
+    armed = Armed(boot_id, model, vllm_config, device, stack, gates, forms, scan_refusal=scan_refusal)
+    if scan_refusal is None:
+        try:
+            with torch.inference_mode():
+                armed.view().check()
+        except UnsupportedModel as reason:
+            return Armed(boot_id, model, vllm_config, device, stack, gates, forms, scan_refusal=str(reason))
+    return armed
+
+
+def _first_refusal(vllm_config: Any) -> str | None:
+    try:
+        check_scannable(vllm_config)
+        check_supported(vllm_config)
+    except UnsupportedModel as reason:
+        return str(reason)
+    return None
+
+
+def _runs_eager(vllm_config: Any) -> bool:
+    """Neither compiled nor captured, so that Python decides in every call."""
+    from vllm.config import CompilationMode, CUDAGraphMode
+
+    compilation = vllm_config.compilation_config
+    return bool(compilation.mode == CompilationMode.NONE and compilation.cudagraph_mode == CUDAGraphMode.NONE)

@@ -1,0 +1,151 @@
+"""vLLM's endpoint plugin: the probe's routes on the server's own port, with the probe's own token.
+
+The routes lie outside `/v1`, which vLLM guards with its own API key: the two keys do not mix.  See
+`monitors.wire` for the routes and bodies.
+"""
+
+import hmac
+import logging
+import uuid
+from collections.abc import Callable, Coroutine
+from importlib.metadata import version
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+
+from ..monitors.wire import (
+    PREFIX,
+    Advance,
+    Fault,
+    FaultOrder,
+    GateChange,
+    GateReport,
+    MeasureOrder,
+    ModelFacts,
+    Problem,
+    Progress,
+    SelfTest,
+)
+from . import switches
+from .engine import Engine, ProbeError
+from .live import LiveServer
+
+logger = logging.getLogger("vllm.flipwatch")
+
+
+def problem_response(problem: Problem) -> JSONResponse:
+    """RFC 9457."""
+    return JSONResponse(problem.model_dump(), problem.status, media_type="application/problem+json")
+
+
+class ProblemRoute(APIRoute):
+    """Answers errors with problem+json, whatever handlers vLLM's app installs."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Wrap FastAPI's handler."""
+        handler = super().get_route_handler()
+
+        async def guarded(request: Request) -> Response:
+            try:
+                _authorise(request)
+                return await handler(request)
+            except ProbeError as error:
+                return problem_response(error.problem)
+            except RequestValidationError as error:
+                first = error.errors()[0]
+                place = ".".join(str(part) for part in first["loc"])
+                detail = f"{place}: {first['msg']}"
+                return problem_response(Problem(title="Wrong request", status=422, detail=detail))
+            except Exception as error:
+                logger.exception("Flipwatch failed to answer %s.", request.url.path)
+                detail = f"{type(error).__name__}: {error}"
+                return problem_response(Problem(title="The engine did not answer", status=503, detail=detail))
+
+        return guarded
+
+
+def _authorise(request: Request) -> None:
+    expected = switches.token()
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    matches = hmac.compare_digest(given.strip().encode(), (expected or "").encode())
+    if expected is None or scheme.lower() != "bearer" or not matches:
+        raise ProbeError(401, "Unauthorised", "Send the probe's token as 'Authorization: Bearer ...'.")
+
+
+def _live(request: Request) -> LiveServer:
+    live = getattr(request.app.state, "flipwatch", None)
+    if live is None:
+        raise ProbeError(503, "Not ready", "vLLM is still starting; try again in a moment.")
+    return live  # type: ignore[no-any-return]
+
+
+Live = Annotated[LiveServer, Depends(_live)]
+router = APIRouter(prefix=PREFIX, route_class=ProblemRoute, include_in_schema=False)
+
+
+@router.get("/model")
+async def model(live: Live) -> ModelFacts:
+    """What is served now."""
+    return await live.facts()
+
+
+@router.post("/self-test")
+async def self_test(live: Live) -> SelfTest:
+    """Do the gates act?"""
+    return await live.self_test()
+
+
+@router.put("/gates")
+async def gates(live: Live, change: GateChange) -> GateReport:
+    """Change the served model: all gates or none."""
+    return await live.set_gates(change)
+
+
+@router.post("/measurements", status_code=201)
+async def open_measurement(live: Live, order: MeasureOrder) -> Progress:
+    """Begin a measurement; one that was under way is dropped."""
+    return await live.open(uuid.uuid4().hex, order)
+
+
+@router.post("/measurements/{id}/advance")
+async def advance(live: Live, id: str, advance: Advance) -> Progress:
+    """Do some units of work between two engine steps."""
+    return await live.advance(id, advance.steps)
+
+
+@router.delete("/measurements/{id}", status_code=204)
+async def close(live: Live, id: str) -> None:
+    """Drop a measurement."""
+    await live.close(id)
+
+
+@router.post("/faults", status_code=201)
+async def add_fault(live: Live, order: FaultOrder) -> Fault:
+    """Damage a tensor in memory."""
+    return await live.add_fault(uuid.uuid4().hex, order)
+
+
+@router.delete("/faults/{id}", status_code=204)
+async def remove_fault(live: Live, id: str) -> None:
+    """Put the values back."""
+    await live.remove_fault(id)
+
+
+class ProbeEndpoint:
+    """Entry point `vllm.endpoint_plugins`."""
+
+    name = "flipwatch"
+    required_tasks = ("generate",)
+
+    def attach_router(self, app: FastAPI) -> None:
+        """Add the routes, unless the probe is switched off."""
+        if switches.enabled():
+            app.include_router(router)
+
+    async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
+        """Keep vLLM's engine client for the routes."""
+        if engine_client is not None and switches.enabled():
+            state.flipwatch = LiveServer(Engine(engine_client), version("flipwatch"))

@@ -1,0 +1,178 @@
+"""The served model over all its ranks: what the probe's routes do."""
+
+import asyncio
+from typing import Any
+
+import torch
+
+from ..monitors.wire import (
+    Fault,
+    FaultOrder,
+    GateChange,
+    GateReport,
+    MeasureOrder,
+    ModelFacts,
+    Progress,
+    SelfTest,
+    SelfTestState,
+)
+from .engine import Engine, ProbeError, Reply
+from .worker import SELF_TEST
+
+
+def _vllm_version() -> str:
+    import vllm
+
+    return str(vllm.__version__)
+
+
+class LiveServer:
+    """One vLLM server: all ranks say the same, or the answer is an error."""
+
+    def __init__(self, engine: Engine, flipwatch_version: str) -> None:
+        """Nothing is asked of the workers until a route is called."""
+        self._engine = engine
+        self._flipwatch_version = flipwatch_version
+        self._tested: dict[str, SelfTest] = {}
+        self._testing = asyncio.Lock()
+
+    async def facts(self) -> ModelFacts:
+        """The model as it is now, gates read back from every rank."""
+        replies = await self._engine.call("facts")
+        first = replies[0].result
+        for rank, result in replies[1:]:
+            for field in ("num_blocks", "refusal", "scan_refusal", "layer_class", "mode"):
+                if result[field] != first[field] and first["pipeline_parallel_size"] == 1:
+                    raise ProbeError(502, "A rank failed", f"Rank {rank} disagrees with rank 0 about {field}.")
+        refusal = first["refusal"]
+        gates = [] if refusal else _merge_gates(replies, first["num_blocks"])
+        return ModelFacts.model_validate(
+            {
+                **first,
+                "armed": refusal is None,
+                "gates": gates,
+                "self_test": self._self_test_of(first["boot_id"]),
+                "faults": [Fault.model_validate(fault) for fault in first["faults"]],
+                "flipwatch_version": self._flipwatch_version,
+                "vllm_version": _vllm_version(),
+                "torch_version": torch.__version__,
+            }
+        )
+
+    async def self_test(self) -> SelfTest:
+        """Try every gate in the code that serves; the result stands for this vLLM process."""
+        async with self._testing:
+            boot_id = (await self._engine.call("facts"))[0].result["boot_id"]
+            name = f"self-test-{boot_id}"
+            replies = await self._engine.call("open", id=name, monitor=SELF_TEST, plan={})
+            while True:
+                replies = await self._engine.call("advance", id=name, steps=1)
+                if replies[0].result["reading"] is not None:
+                    break
+            inert = sorted({block for reply in replies for block in reply.result["reading"]["inert"]})
+            total = replies[0].result["steps_total"] - 1
+            if inert:
+                result = SelfTest(
+                    state=SelfTestState.FAILED,
+                    reason=f"The gates of {len(inert)} of {total} blocks change nothing in the served code "
+                    f"(first: block {inert[0]}); a stale compile cache or a loader of its own may be the cause.",
+                )
+            else:
+                result = SelfTest(state=SelfTestState.PASSED, reason=f"All {total} gates act in the served code.")
+            self._tested = {boot_id: result}
+            return result
+
+    async def set_gates(self, change: GateChange) -> GateReport:
+        """Write gates on all ranks between two engine steps and read them back; undone where a rank fails."""
+        before = await self.facts()
+        if not before.armed:
+            raise ProbeError(501, "Not supported", before.refusal or "No gates are installed.")
+        if change.boot_id != before.boot_id:
+            raise ProbeError(
+                409, "Conflict", "vLLM was restarted since these gates were asked for; read its state again."
+            )
+        if before.self_test.state is not SelfTestState.PASSED:
+            raise ProbeError(409, "Conflict", f"Gates are not changed: {before.self_test.reason}")
+        for gate in change.gates:
+            if gate.block >= before.num_blocks:
+                last = before.num_blocks - 1
+                raise ProbeError(404, "Not found", f"Block {gate.block} does not exist; blocks are 0 to {last}.")
+        wanted = [[gate.block, gate.alpha] for gate in change.gates]
+        previous = [[gate.block, before.gates[gate.block]] for gate in change.gates]
+
+        async def write() -> list[float]:
+            try:
+                replies = await self._engine.call("set_gates", boot_id=change.boot_id, gates=wanted)
+                after = _merge_gates(replies, before.num_blocks)
+                _check(after, wanted)
+            except ProbeError as error:
+                # All or nothing: a rank that did write must not stay ahead of the others.
+                replies = await self._engine.call("set_gates", boot_id=before.boot_id, gates=previous)
+                _check(_merge_gates(replies, before.num_blocks), previous)
+                detail = f"{error.problem.detail} The gates were put back."
+                raise ProbeError(error.problem.status, error.problem.title, detail) from error
+            return after
+
+        gates, seconds = await self._engine.change(write)
+        return GateReport(gates=gates, paused_seconds=seconds)
+
+    async def open(self, id: str, order: MeasureOrder) -> Progress:
+        """Begin a measurement on every rank."""
+        replies = await self._engine.call("open", id=id, monitor=order.monitor, plan=order.plan)
+        return Progress(id=id, steps_done=0, steps_total=replies[0].result["steps_total"], seconds=0.0, reading=None)
+
+    async def advance(self, id: str, steps: int) -> Progress:
+        """Go on with it; the reading is that of the first rank that can see losses."""
+        results = [reply.result for reply in await self._engine.call("advance", id=id, steps=steps)]
+        if len({result["steps_done"] for result in results}) > 1:
+            raise ProbeError(502, "A rank failed", "The ranks did not do the same work; the measurement is void.")
+        return Progress(
+            id=id,
+            steps_done=results[0]["steps_done"],
+            steps_total=results[0]["steps_total"],
+            seconds=max(result["seconds"] for result in results),
+            reading=results[0]["reading"],
+        )
+
+    async def close(self, id: str) -> None:
+        """Drop it."""
+        await self._engine.call("close", id=id)
+
+    async def add_fault(self, id: str, order: FaultOrder) -> Fault:
+        """Damage a tensor on every rank that holds a part of it."""
+
+        async def damage() -> list[Reply]:
+            return await self._engine.call("add_fault", id=id, order=order.model_dump(mode="json"))
+
+        replies, _ = await self._engine.change(damage)
+        return Fault.model_validate(replies[0].result["fault"])
+
+    async def remove_fault(self, id: str) -> None:
+        """Put the values back."""
+        await self._engine.change(lambda: self._engine.call("remove_fault", id=id))
+
+    def _self_test_of(self, boot_id: str) -> SelfTest:
+        untested = SelfTest(state=SelfTestState.NOT_RUN, reason="The gates have not been tested since vLLM started.")
+        return self._tested.get(boot_id, untested)
+
+
+def _merge_gates(replies: list[Reply], num_blocks: int) -> list[float]:
+    """All ranks' gates as one list; a block that two ranks hold must stand alike on both."""
+    merged: dict[int, float] = {}
+    for rank, result in replies:
+        for block, alpha in result["gates"]:
+            if merged.setdefault(block, alpha) != alpha:
+                raise ProbeError(
+                    502, "A rank failed", f"Rank {rank} has block {block} at {alpha}, others at {merged[block]}."
+                )
+    missing = [block for block in range(num_blocks) if block not in merged]
+    if missing:
+        raise ProbeError(502, "A rank failed", f"No rank answered for block {missing[0]}.")
+    return [merged[block] for block in range(num_blocks)]
+
+
+def _check(gates: list[float], wanted: list[list[Any]]) -> None:
+    for block, alpha in wanted:
+        # The device holds fp32.
+        if abs(gates[block] - alpha) > 1e-6:
+            raise ProbeError(502, "A rank failed", f"Block {block} reads {gates[block]} after {alpha} was written.")

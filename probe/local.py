@@ -1,0 +1,206 @@
+"""The local engine: the same view of a model, over a Hugging Face causal LM in this process.
+
+Nothing here knows an architecture.  The model's own forward runs with its decoder layers intercepted: what it hands
+to each layer (masks, rotary embeddings, position ids) is recorded, and what it does behind the last layer (final
+norm, head, logit scaling) is used as it is.  It asks of the model that its decoder layers sit in one
+`ModuleList`, take the stream as first argument, and need nothing from each other but the stream: no shared key-value
+states across layers, no per-layer inputs computed from the stream.
+"""
+
+import inspect
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..monitors.alpha_scan import AlphaScanPlan
+from ..monitors.monitor import Monitor
+from ..monitors.validation import ValidationItem
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""What the model hands to a layer besides the stream."""
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+
+class LocalView:
+    """A `ModelView` over a Hugging Face causal LM.
+
+    `gates` may be set to ask what the model would do with a block damped (0 to 1) or left out (0); the model itself
+    is never changed.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model.eval()
+        self.layers = _decoder_layers(model)
+        self.num_blocks = len(self.layers)
+        self.gates = [1.0] * self.num_blocks
+        self._calls_for: Tensor | None = None
+        self._calls: dict[int, list[Call]] = {}
+
+    @classmethod
+    def load(cls, folder: Path, dtype: torch.dtype = torch.float32) -> "LocalView":
+        """Load a checkpoint folder; nothing is downloaded.  Raises `OSError` when it is no checkpoint."""
+        from transformers import AutoModelForCausalLM
+
+        return cls(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True))
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """(N, T) -> (N, T, D), as the model hands it to block 0."""
+        tokens = self._on_device(tokens)
+        seen: list[Tensor] = []
+
+        def first(index: int, hidden: Tensor, call: Call) -> Tensor:
+            if index == 0:
+                seen.append(hidden)
+            return hidden
+
+        with self._intercepted(first):
+            self.model(input_ids=tokens, use_cache=False, **self._few_logits)
+        return seen[0]
+
+    def block(self, index: int, hidden: Tensor, tokens: Tensor) -> Tensor:
+        """(M, T, D) -> (M, T, D), gate applied; a gate of 0 masks and does not run the block."""
+        gate = self.gates[index]
+        if gate == 0.0:
+            return hidden
+        args, kwargs = self._calls_at(tokens, hidden.shape[0])[index]
+        out = _stream(self.layers[index](hidden, *args, **kwargs))
+        if gate == 1.0:
+            return out
+        base = hidden.float()
+        return (base + gate * (out.float() - base)).to(hidden.dtype)
+
+    def nats(self, hidden: Tensor, tokens: Tensor, scored: Tensor) -> Tensor:
+        """(M, T, D) -> (M,) mean loss over the scored positions, in float32.
+
+        Only the scored positions go through norm and head.
+        """
+        copies = hidden.shape[0] // tokens.shape[0]
+        tokens = self._on_device(tokens).repeat(copies, 1)
+        scored = self._on_device(scored).repeat(copies, 1)[:, 1:]
+        losses = functional.cross_entropy(
+            self._logits(hidden[:, :-1][scored]), tokens[:, 1:][scored], reduction="none"
+        )  # (K,)
+        rows = scored.nonzero()[:, 0]
+        sums = torch.zeros(hidden.shape[0], device=losses.device).index_add_(0, rows, losses)
+        return sums / scored.sum(dim=1)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """(K, D) stream behind the last block -> (K, V) float32, through the model's own code."""
+
+        def last(index: int, _: Tensor, call: Call) -> Tensor:
+            return hidden[None]
+
+        with self._intercepted(last):
+            out = self.model(input_ids=self._on_device(torch.zeros(1, 1, dtype=torch.long)), use_cache=False)
+        return out.logits[0].float()
+
+    def _calls_at(self, tokens: Tensor, rows: int) -> list[Call]:
+        """What the model hands to its layers for `tokens` repeated to `rows` sequences; the latest are kept."""
+        if self._calls_for is None or not torch.equal(self._calls_for, tokens):
+            self._calls_for, self._calls = tokens, {}
+        if rows not in self._calls:
+            calls: list[Call] = []
+
+            def record(index: int, hidden: Tensor, call: Call) -> Tensor:
+                calls.append(call)
+                return hidden
+
+            with self._intercepted(record):
+                copies = self._on_device(tokens).repeat(rows // tokens.shape[0], 1)
+                self.model(input_ids=copies, use_cache=False, **self._few_logits)
+            self._calls[rows] = calls
+        return self._calls[rows]
+
+    @contextmanager
+    def _intercepted(self, instead: Callable[[int, Tensor, Call], Tensor]) -> Iterator[None]:
+        """Within it the layers do not compute: each gives what `instead(index, stream, call)` says."""
+
+        def stand_in(index: int) -> Callable[..., Any]:
+            def forward(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401 - the model's own
+                return instead(index, hidden, (args, kwargs))
+
+            return forward
+
+        for index, layer in enumerate(self.layers):
+            layer.__dict__["forward"] = stand_in(index)
+        try:
+            yield
+        finally:
+            for layer in self.layers:
+                del layer.__dict__["forward"]
+
+    @property
+    def _few_logits(self) -> dict[str, int]:
+        """Spares the head where its result is not wanted."""
+        can = "logits_to_keep" in inspect.signature(self.model.forward).parameters
+        return {"logits_to_keep": 1} if can else {}
+
+    def _on_device(self, tensor: Tensor) -> Tensor:
+        return tensor.to(next(self.model.parameters()).device)
+
+
+def run_measurement(
+    view: LocalView, monitor: Monitor[P, R, Any], plan: P, on_step: Callable[[], None] = lambda: None
+) -> R:
+    """Run a whole measurement in one go; `on_step` is called after each of its units."""
+
+    def caught() -> Generator[None, None, R]:
+        return (yield from monitor.measure(view, plan))
+
+    steps = caught()
+    with torch.inference_mode():
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                reading: R = end.value
+                return reading
+            on_step()
+
+
+def make_plan(
+    folder: Path,
+    items: list[ValidationItem],
+    alphas: list[float],
+    *,
+    max_tokens: int,
+    answers_only: bool = False,
+    tokens_per_step: int = 512,
+) -> AlphaScanPlan:
+    """Tokenise items with the checkpoint's own tokenizer, cut to `max_tokens`.
+
+    Scored are all tokens but the first, or only the answer's.  An item whose answer does not fit is then left out.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokens, scored_from = [], []
+    for item in items:
+        prompt = tokenizer(item.prompt)["input_ids"]
+        row = (prompt + tokenizer(item.answer, add_special_tokens=False)["input_ids"])[:max_tokens]
+        first = len(prompt) if answers_only else 1
+        if 1 <= first < len(row):
+            tokens.append(row)
+            scored_from.append(first)
+    return AlphaScanPlan(alphas=alphas, tokens=tokens, scored_from=scored_from, tokens_per_step=tokens_per_step)
+
+
+def _stream(output: Any) -> Tensor:  # noqa: ANN401 - a layer's output is a tensor or a tuple that starts with it
+    stream: Tensor = output[0] if isinstance(output, tuple) else output
+    return stream
+
+
+def _decoder_layers(model: nn.Module) -> nn.ModuleList:
+    """The list of decoder layers: as long as the config says, and the outermost of that length."""
+    wanted = getattr(getattr(model, "config", None), "num_hidden_layers", None)
+    found = [m for _, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == wanted]
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no list of {wanted} decoder layers")
+    return found[0]

@@ -1,0 +1,175 @@
+"""The `ModelView` of a model that vLLM serves: its live weights, block by block, beside the requests.
+
+Everything in front of the blocks, between them and behind them is the model's own code.  One pass through the model
+in which the blocks hand on their input records with which arguments the model calls each block; a block is then called
+directly with those arguments and another stream.  Calls go through the wrapped `forward`, so the served gates apply.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .attention import private_context
+from .forms import REHEARSAL_TOKENS, Form, intercepted, run_model
+from .gates import Gates
+from .stack import Signature, Stack, UnsupportedModel
+
+# Rows of logits made at once: bounds their memory (rows x vocabulary x 4 bytes).
+_LOGIT_ROWS = 512
+_CALLS_KEPT = 2
+# Mean cosine between the hidden states of the two walks; a wrong stream gives less than 0.9.
+_SAME_WALK = 0.99
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """How the model calls each block for one batch of tokens."""
+
+    tokens: Tensor
+    copies: int
+    first: Tensor  # (M*T, D) stream in front of block 0
+    arguments: dict[int, tuple[tuple[Any, ...], dict[str, Any]]]
+
+
+class LiveView:
+    """See `monitors.monitor.ModelView`."""
+
+    def __init__(
+        self,
+        model: Any,
+        stack: Stack,
+        gates: Gates,
+        forms: "dict[type, Form]",
+        vllm_config: Any,
+        device: torch.device,
+    ) -> None:
+        """Look at `model` through its `stack` of wrapped layers."""
+        self.num_blocks = stack.num_blocks
+        self._model = model
+        self._stack = stack
+        self._gates = gates
+        self._vllm_config = vllm_config
+        self._device = device
+        self._forms = {index: forms[type(layer)] for index, layer in stack.layers.items()}
+        self._signatures = {index: Signature.of(layer) for index, layer in stack.layers.items()}
+        self._kept: list[_Calls] = []
+
+    @property
+    def gates(self) -> list[float]:
+        """Alpha per block, from the device."""
+        alphas = self._gates.read()
+        return [alphas[index] for index in range(self.num_blocks)]
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """See `ModelView.embed`."""
+        return self._calls(tokens, 1).first.view(*tokens.shape, -1)
+
+    def block(self, index: int, hidden: Tensor, tokens: Tensor) -> Tensor:
+        """See `ModelView.block`."""
+        calls = self._calls(tokens, hidden.shape[0] // tokens.shape[0])
+        args, kwargs = calls.arguments[index]
+        signature = self._signatures[index]
+        # The layer may overwrite its inputs: it gets its own.
+        stream = hidden.reshape(signature.get_hidden(args, kwargs).shape).clone()
+        args, kwargs = signature.replace(args, kwargs, stream, torch.zeros_like(stream))
+        with private_context(self._vllm_config, tokens.shape[1], skip_compiled=True):
+            out = self._stack.layers[index](*args, **kwargs)
+        return self._forms[index].stream(out).reshape(hidden.shape)
+
+    def nats(self, hidden: Tensor, tokens: Tensor, scored: Tensor) -> Tensor:
+        """See `ModelView.nats`.  NaN on tensor-parallel ranks that do not receive the logits."""
+        count, length = hidden.shape[:2]
+        final = self._finish(hidden, tokens)
+        repeat = count // tokens.shape[0]
+        targets = tokens.repeat(repeat, 1)  # (M, T)
+        wanted = scored.repeat(repeat, 1)
+        rows, positions = wanted.nonzero(as_tuple=True)
+        losses = torch.zeros(count, dtype=torch.float64, device=self._device)
+        for start in range(0, rows.shape[0], _LOGIT_ROWS):
+            row, position = rows[start : start + _LOGIT_ROWS], positions[start : start + _LOGIT_ROWS]
+            logits = self._model.compute_logits(final[row * length + position - 1])
+            if logits is None:
+                return torch.full((count,), torch.nan)
+            logits = logits.float()
+            chosen = logits.gather(1, targets[row, position][:, None])[:, 0]
+            losses.index_add_(0, row, (logits.logsumexp(-1) - chosen).double())
+        return losses / wanted.sum(1)
+
+    def check(self) -> None:
+        """Walk a few tokens block by block and compare with the model's own forward pass.
+
+        Raises:
+            UnsupportedModel: the two differ by more than rounding, so that a scan would measure something else.
+        """
+        tokens = torch.arange(1, 1 + REHEARSAL_TOKENS, device=self._device)[None]
+        with private_context(self._vllm_config, REHEARSAL_TOKENS, skip_compiled=True):
+            whole = run_model(self._model, tokens).float()
+        if not whole.isfinite().all():
+            return  # nothing to compare with; a scan will name the block
+        hidden = self.embed(tokens)
+        for index in range(self.num_blocks):
+            hidden = self.block(index, hidden, tokens)
+        walked = self._finish(hidden, tokens).float()
+        similarity = torch.nn.functional.cosine_similarity(whole, walked, dim=-1).mean().item()
+        if similarity < _SAME_WALK:
+            raise UnsupportedModel(
+                f"Walking {self._stack.layer_class} block by block does not reproduce the model's own forward pass "
+                f"(mean cosine {similarity:.3f}), so it cannot be scanned."
+            )
+
+    def _finish(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+        """(M, T, D) behind the last block -> (M*T, D) behind the final norm, by the model's own code."""
+        last = self.num_blocks - 1
+
+        def hand_on(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            incoming = self._signatures[index].get_hidden(args, kwargs)
+            stream = hidden.reshape(incoming.shape).clone() if index == last else incoming
+            return self._forms[index].output(stream)
+
+        repeat = hidden.shape[0] // tokens.shape[0]
+        with (
+            private_context(self._vllm_config, tokens.shape[1], skip_compiled=True),
+            intercepted(self._stack, hand_on),
+        ):
+            return run_model(self._model, tokens.repeat(repeat, 1))
+
+    def _calls(self, tokens: Tensor, copies: int) -> _Calls:
+        for calls in self._kept:
+            if calls.tokens is tokens and calls.copies == copies:
+                return calls
+        first: list[Tensor] = []
+        arguments = {}
+
+        def record(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            stream = self._signatures[index].get_hidden(args, kwargs)
+            if index == 0:
+                first.append(stream.clone())
+            arguments[index] = (args, kwargs)
+            return self._forms[index].output(stream)
+
+        with (
+            private_context(self._vllm_config, tokens.shape[1], skip_compiled=True),
+            intercepted(self._stack, record),
+        ):
+            run_model(self._model, tokens.repeat(copies, 1))
+        calls = _Calls(tokens, copies, first[0], arguments)
+        self._kept = [calls, *self._kept[: _CALLS_KEPT - 1]]
+        return calls
+
+
+def check_scannable(vllm_config: Any) -> None:
+    """Settings under which a measurement beside the requests would be wrong.
+
+    Raises:
+        UnsupportedModel: names the setting.
+    """
+    if vllm_config.parallel_config.pipeline_parallel_size > 1:
+        raise UnsupportedModel("Scans under pipeline parallelism are not supported yet; gates are.")
+    if vllm_config.lora_config is not None:
+        raise UnsupportedModel("Scans of a server with LoRA adapters are not supported yet; gates are.")
+    if vllm_config.model_config.uses_mrope:
+        raise UnsupportedModel(
+            "Scans of models with multi-axis rotary positions (M-RoPE) are not supported yet; gates are."
+        )

@@ -1,0 +1,255 @@
+"""The probe's one RPC method in each vLLM worker.
+
+Rules of vLLM's executor (vLLM 0.32, v1/executor/multiproc_executor.py): an exception in an RPC leaves the other
+ranks' replies queued and shifts every later reply, and a timeout kills the engine.  So the method never raises, is
+called without a timeout, and tags its reply with the call's id.
+"""
+
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..monitors.table import MONITORS
+from ..monitors.wire import FaultOrder
+from . import armed as armed_module
+from . import switches
+from .armed import Armed
+from .faults import Faults, UnknownTensor
+from .gate_trial import try_gates
+from .stack import UnsupportedModel
+
+RPC = "flipwatch_rpc"
+SELF_TEST = "self_test"
+
+
+class Refused(Exception):
+    """The operation is not possible; `status` is the HTTP status that says why."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+
+
+@dataclass
+class Measurement:
+    """A measurement between two of its parts."""
+
+    id: str
+    steps: Generator[None, None, Any]
+    total: int
+    version: int
+    done: int = 0
+
+
+class WorkerProbe:
+    """What the probe knows in one worker: the armed model, its faults, the measurement under way."""
+
+    def __init__(self) -> None:
+        """Nothing is under way."""
+        self._faults = Faults()
+        self._measurement: Measurement | None = None
+        # Counts changes of the model: a measurement that saw two versions is void.
+        self._version = 0
+
+    def facts(self) -> dict[str, Any]:
+        """The rank's part of `ModelFacts`."""
+        armed = _served()
+        config = armed.vllm_config
+        parallel = config.parallel_config
+        gates = armed.gates.read() if armed.gates is not None else {}
+        from vllm.config import CompilationMode
+
+        return {
+            "boot_id": armed.boot_id,
+            "model": str(config.model_config.served_model_name or config.model_config.model),
+            "architecture": type(armed.model).__name__,
+            "layer_class": armed.stack.layer_class,
+            "num_blocks": armed.stack.num_blocks,
+            "refusal": armed.refusal,
+            "scan_refusal": armed.scan_refusal,
+            "mode": "eager" if config.compilation_config.mode == CompilationMode.NONE else "compiled",
+            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "tensor_parallel_size": parallel.tensor_parallel_size,
+            "pipeline_parallel_size": parallel.pipeline_parallel_size,
+            "data_parallel_size": parallel.data_parallel_size,
+            "max_tokens": min(config.scheduler_config.max_num_batched_tokens, config.model_config.max_model_len),
+            "gates": [[index, alpha] for index, alpha in sorted(gates.items())],
+            "faults_enabled": switches.faults_allowed(),
+            "faults": [fault.model_dump(mode="json") for fault in self._faults.active()],
+        }
+
+    def set_gates(self, boot_id: str, gates: list[list[float]]) -> dict[str, Any]:
+        """Write the alphas of this rank's blocks and read all of them back.  The scheduler is paused."""
+        armed = _served()
+        if armed.gates is None:
+            raise Refused(501, armed.refusal or "No gates are installed.")
+        if boot_id != armed.boot_id:
+            raise Refused(409, "vLLM was restarted since these gates were asked for; read the model's state again.")
+        alphas = {int(block): float(alpha) for block, alpha in gates}
+        unknown = [block for block in alphas if not 0 <= block < armed.stack.num_blocks]
+        if unknown:
+            raise Refused(
+                404, f"Block {unknown[0]} does not exist; this model has blocks 0 to {armed.stack.num_blocks - 1}."
+            )
+        armed.gates.write(alphas)
+        self._version += 1
+        return {"gates": [[index, alpha] for index, alpha in sorted(armed.gates.read().items())]}
+
+    def clear_kv_cache(self) -> dict[str, Any]:
+        """Zero every KV block.  Only while the scheduler is paused and every request is preempted.
+
+        A block that was bad left NaN in the keys and values of all later layers; freed KV blocks are not cleared, and
+        0 x NaN in an attention kernel is NaN, so they would outlive the gate.
+        """
+        cleared = 0
+        for layer in _served().vllm_config.compilation_config.static_forward_context.values():
+            cache = getattr(layer, "kv_cache", None)
+            for tensor in cache if isinstance(cache, (list, tuple)) else [cache]:
+                if isinstance(tensor, torch.Tensor) and tensor.numel():
+                    tensor.zero_()
+                    cleared += 1
+        return {"cleared": cleared}
+
+    def open(self, id: str, monitor: str, plan: dict[str, Any]) -> dict[str, Any]:
+        """Begin a measurement; one that was under way is dropped."""
+        armed = _served()
+        if monitor == SELF_TEST:
+            if armed.gates is None:
+                raise Refused(501, armed.refusal or "No gates are installed.")
+            steps, total = try_gates(armed, armed.gates), armed.stack.num_blocks + 1
+        else:
+            if monitor not in MONITORS:
+                raise Refused(404, f"There is no monitor {monitor!r}; known are {', '.join(sorted(MONITORS))}.")
+            detector = MONITORS[monitor]()
+            try:
+                view = armed.view()
+                order = detector.plan_type.model_validate(plan)
+                total = detector.steps(order, view.num_blocks)
+            except UnsupportedModel as reason:
+                raise Refused(501, str(reason)) from None
+            except ValueError as error:
+                raise Refused(422, f"The plan is wrong: {error}") from None
+            self._check_size(order, armed)
+            steps = detector.measure(view, order)
+        self._measurement = Measurement(id, steps, total, self._version)
+        return {"steps_total": total}
+
+    def advance(self, id: str, steps: int) -> dict[str, Any]:
+        """Go on by `steps` units of work; every rank does the same ones."""
+        measurement = self._measurement
+        if measurement is None or measurement.id != id:
+            raise Refused(404, f"There is no measurement {id}; it was finished, dropped or replaced.")
+        if measurement.version != self._version:
+            self._measurement = None
+            raise Refused(409, "The model changed while it was being measured; the measurement is void.")
+        started = time.perf_counter()
+        reading = None
+        # The step behind the last unit of work only returns the reading.
+        behind_last = measurement.done + steps >= measurement.total
+        try:
+            with torch.inference_mode():
+                for _ in range(steps + behind_last):
+                    next(measurement.steps)
+                    measurement.done += 1
+        except StopIteration as stop:
+            self._measurement = None
+            reading = stop.value if isinstance(stop.value, dict) else stop.value.model_dump(mode="json")
+        except Exception:
+            self._measurement = None
+            raise
+        if _served().device.type != "cpu":
+            torch.accelerator.synchronize()
+        return {
+            "steps_done": measurement.done,
+            "steps_total": measurement.total,
+            "seconds": time.perf_counter() - started,
+            "reading": reading,
+        }
+
+    def close(self, id: str) -> dict[str, Any]:
+        """Drop a measurement."""
+        if self._measurement is None or self._measurement.id != id:
+            raise Refused(404, f"There is no measurement {id}.")
+        self._measurement = None
+        return {}
+
+    def add_fault(self, id: str, order: dict[str, Any]) -> dict[str, Any]:
+        """Damage this rank's part of a tensor.  The scheduler is paused."""
+        if not switches.faults_allowed():
+            raise Refused(403, "Fault injection is off on this server; start vLLM with FLIPWATCH_FAULTS=1 to allow it.")
+        armed = _served()
+        wanted = FaultOrder.model_validate(order)
+        if wanted.block not in armed.stack.layers:
+            raise Refused(404, f"Block {wanted.block} does not exist; this model has {armed.stack.num_blocks} blocks.")
+        try:
+            fault = self._faults.add(id, wanted, armed.model, armed.stack)
+        except UnknownTensor as error:
+            raise Refused(404, str(error)) from None
+        self._version += 1
+        return {"fault": fault.model_dump(mode="json")}
+
+    def remove_fault(self, id: str) -> dict[str, Any]:
+        """Put the damaged values back, bit for bit.  The scheduler is paused."""
+        if not self._faults.remove(id):
+            raise Refused(404, f"There is no fault {id}.")
+        self._version += 1
+        return {}
+
+    def _check_size(self, plan: Any, armed: Armed) -> None:
+        config = armed.vllm_config
+        limit = config.scheduler_config.max_num_batched_tokens
+        longest = max(len(row) for row in plan.tokens)
+        if longest > config.model_config.max_model_len or longest * max(1, len(plan.alphas)) > limit:
+            raise Refused(
+                422,
+                f"A sequence of {longest} tokens at {len(plan.alphas)} alphas is more than this server takes at once "
+                f"({limit} tokens); use shorter sequences or fewer alphas.",
+            )
+        if plan.tokens_per_step > limit:
+            raise Refused(422, f"tokens_per_step is at most {limit} on this server.")
+        vocabulary = config.model_config.get_vocab_size()
+        if any(not 0 <= token < vocabulary for row in plan.tokens for token in row):
+            raise Refused(422, f"A token id lies outside the model's vocabulary of {vocabulary}.")
+
+
+def _served() -> Armed:
+    if armed_module.served is None:
+        raise Refused(501, "The model was loaded in a way that Flipwatch does not see (a loader of its own).")
+    return armed_module.served
+
+
+_OPERATIONS: dict[str, Callable[..., dict[str, Any]]] = {
+    "facts": WorkerProbe.facts,
+    "set_gates": WorkerProbe.set_gates,
+    "clear_kv_cache": WorkerProbe.clear_kv_cache,
+    "open": WorkerProbe.open,
+    "advance": WorkerProbe.advance,
+    "close": WorkerProbe.close,
+    "add_fault": WorkerProbe.add_fault,
+    "remove_fault": WorkerProbe.remove_fault,
+}
+
+
+def rpc(worker: Any, call: str, operation: str, payload: dict[str, Any]) -> dict[str, Any]:
+    """Carry out one operation; what goes wrong travels as data.
+
+    Args:
+        worker: vLLM's worker, on which this is a method.
+        call: Id that the reply must carry.
+        operation: Name in the table above.
+        payload: Plain data.
+    """
+    tag = {"call": call, "rank": worker.rank}
+    try:
+        probe = worker.__dict__.get("_flipwatch_probe")
+        if probe is None:
+            probe = worker.__dict__["_flipwatch_probe"] = WorkerProbe()
+        return {**tag, "ok": True, "result": _OPERATIONS[operation](probe, **payload)}
+    except Refused as refused:
+        return {**tag, "ok": False, "status": refused.status, "detail": refused.detail}
+    except Exception as error:
+        return {**tag, "ok": False, "status": 502, "detail": f"{type(error).__name__}: {error}"}
