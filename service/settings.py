@@ -236,7 +236,7 @@ class Settings(BaseSettings):
         return shown
 
 
-def load_settings(config: Path | None = None, **overrides: Any) -> Settings:  # noqa: ANN401 - any setting
+def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
     """Read the settings; `config` wins over FLIPWATCH_CONFIG; `overrides` win over everything.
 
     Raises `ConfigurationError` with one sentence.

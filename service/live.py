@@ -1,0 +1,84 @@
+"""What the sidecar knows right now: the served model, the state of each monitor, its own counts."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ..monitors.finding import Finding, Health
+from ..monitors.wire import ModelFacts, SelfTestState
+
+
+@dataclass(frozen=True)
+class MonitorState:
+    """Health of what one monitor watches, and the finding it rests on."""
+
+    monitor: str
+    health: Health
+    reason: str
+    at: float | None = None
+    """Epoch seconds of the finding; None when there is none."""
+    finding: Finding | None = None
+    finding_id: str | None = None
+
+
+@dataclass
+class Live:
+    """The state that routes, metrics and page show.  Written by the runner, the watcher and the scheduler only."""
+
+    monitors: tuple[str, ...]
+    facts: ModelFacts | None = None
+    """As last heard; None before the first answer."""
+    model_name: str | None = None
+    """The name under which vLLM serves the model."""
+    up: bool = False
+    away: str = "The probe has not answered yet."
+    """Why the probe does not answer, one sentence; counts only while it is not up."""
+    restarts_seen: int = 0
+
+    scans: int = 0
+    scan_failures: int = 0
+    scans_skipped: Counter[str] = field(default_factory=Counter)
+    scan_parts: int = 0
+    engine_held_seconds: float = 0.0
+    last_scan_at: float | None = None
+    """Epoch seconds at which the last scan that gave a reading ended."""
+    last_scan_seconds: float | None = None
+
+    _states: dict[str, MonitorState] = field(default_factory=dict)
+
+    def state(self, monitor: str) -> MonitorState:
+        """The monitor's state; unknown while the probe is away, whatever was found before."""
+        known = self._states.get(monitor) or MonitorState(
+            monitor, Health.UNKNOWN, "No scan has finished since the sidecar was started."
+        )
+        if self.up:
+            return known
+        return MonitorState(monitor, Health.UNKNOWN, self.away, known.at)
+
+    def states(self) -> list[MonitorState]:
+        """The states of all monitors."""
+        return [self.state(monitor) for monitor in self.monitors]
+
+    def found(self, finding: Finding, finding_id: str, at: float) -> None:
+        """A monitor has a new finding."""
+        self._states[finding.monitor] = MonitorState(
+            finding.monitor, finding.health, finding.reason, at, finding, finding_id
+        )
+
+    def restarted(self) -> None:
+        """vLLM is a new process: what was found in the old one says nothing about it."""
+        self.restarts_seen += 1
+        for monitor in self.monitors:
+            self._states[monitor] = MonitorState(
+                monitor, Health.UNKNOWN, "vLLM was restarted and has not been scanned since."
+            )
+
+    def gates_refusal(self) -> str | None:
+        """Why no mitigation can be offered, one sentence; None when the gates are known to act."""
+        if not self.up or self.facts is None:
+            return self.away
+        if not self.facts.armed:
+            return f"Gates are not installed: {self.facts.refusal or 'the probe gave no reason.'}"
+        if self.facts.self_test.state is not SelfTestState.PASSED:
+            state = self.facts.self_test.state.value.replace("_", " ")
+            return f"The self-test of the gates: {state}. {self.facts.self_test.reason}"
+        return None
