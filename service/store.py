@@ -294,10 +294,10 @@ class Store:
                 raise
             self._db.execute("COMMIT")
 
-    def _one(self, query: str, *values: Any) -> str | None:  # noqa: ANN401 - whatever SQLite can bind
+    def _one(self, query: str, *values: Any) -> str | None:
         rows = self._all(query, *values)
         return rows[0] if rows else None
 
-    def _all(self, query: str, *values: Any) -> list[Any]:  # noqa: ANN401 - whatever SQLite can bind
+    def _all(self, query: str, *values: Any) -> list[Any]:
         with self._lock, self._told():
             return [row[0] for row in self._db.execute(query, values).fetchall()]

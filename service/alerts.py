@@ -1,0 +1,169 @@
+"""Alerts from findings: k of n before one fires, fewer than k of n before it resolves.
+
+    FlipwatchBlockFlagged     k of the last n findings flag a block; one alert for each block that k of them flag, or,
+                              when the flag wanders, for all blocks that they flag
+    FlipwatchModelNotFinite   the last finding says that the loss of the model is not finite: fires at once
+    FlipwatchUnknown          k of the last n findings are `unknown`
+
+An `unknown` finding says nothing about blocks or losses: it neither fires nor resolves the first two.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any, Literal
+
+import structlog
+
+from ..monitors.finding import Health
+from .records import FindingRecord
+
+BLOCK_FLAGGED = "FlipwatchBlockFlagged"
+NOT_FINITE = "FlipwatchModelNotFinite"
+UNKNOWN = "FlipwatchUnknown"
+NAMES = (BLOCK_FLAGGED, NOT_FINITE, UNKNOWN)
+
+_SEVERITY = {BLOCK_FLAGGED: "critical", NOT_FINITE: "critical", UNKNOWN: "warning"}
+
+# What Alertmanager writes for "not ended yet".
+_NO_END = "0001-01-01T00:00:00Z"
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One alert that fires."""
+
+    name: str
+    block: int | None
+    since: float
+    """UTC epoch seconds of the finding that made it fire."""
+    summary: str
+    description: str
+
+
+class Alerts:
+    """The alerts of one monitor's findings.
+
+    `send` takes an Alertmanager webhook body each time that alerts of one name start or end; it must return at once.
+    """
+
+    def __init__(self, *, k: int, n: int, send: Callable[[dict[str, Any]], None] | None = None) -> None:
+        self._k = k
+        self._send = send
+        self._judged: deque[FindingRecord] = deque(maxlen=n)
+        self._all: deque[FindingRecord] = deque(maxlen=n)
+        self._firing: dict[tuple[str, int | None], Alert] = {}
+
+    @property
+    def firing(self) -> list[Alert]:
+        """All alerts that fire, by name and block."""
+        return sorted(self._firing.values(), key=lambda alert: (alert.name, -1 if alert.block is None else alert.block))
+
+    @property
+    def confirmed_blocks(self) -> frozenset[int]:
+        """Blocks that k of the last n findings flag: what an automatic mitigation may act on."""
+        return frozenset(block for block, count in self._counts().items() if count >= self._k)
+
+    def restore(self, findings: Iterable[FindingRecord]) -> None:
+        """Come to the state that these findings, oldest first, have led to; nothing is logged or sent again."""
+        for finding in findings:
+            self._step(finding)
+
+    def observe(self, finding: FindingRecord, model_name: str) -> None:
+        """Take in the next finding; logs and sends what starts and what ends."""
+        started, ended = self._step(finding)
+        for name in NAMES:
+            self._tell("firing", [alert for alert in started if alert.name == name], finding.created_at, model_name)
+            self._tell("resolved", [alert for alert in ended if alert.name == name], finding.created_at, model_name)
+
+    def _step(self, finding: FindingRecord) -> tuple[list[Alert], list[Alert]]:
+        """Returns the alerts that start and those that end."""
+        self._all.append(finding)
+        if finding.health is not Health.UNKNOWN:
+            self._judged.append(finding)
+        wanted = {(alert.name, alert.block): alert for alert in self._wanted(finding)}
+        started = [alert for key, alert in wanted.items() if key not in self._firing]
+        ended = [alert for key, alert in self._firing.items() if key not in wanted]
+        self._firing = {key: self._firing.get(key, alert) for key, alert in wanted.items()}
+        return started, ended
+
+    def _wanted(self, finding: FindingRecord) -> Iterable[Alert]:
+        at = finding.created_at
+        flagging = sum(1 for judged in self._judged if _reasons(judged))
+        if flagging >= self._k:
+            counts = self._counts()
+            for block in sorted(self.confirmed_blocks or counts):
+                last = next(_reasons(judged)[block] for judged in reversed(self._judged) if block in _reasons(judged))
+                description = f"Flagged in {counts[block]} of the last {len(self._judged)} findings; {last}."
+                yield Alert(BLOCK_FLAGGED, block, at, f"Block {block} does harm", description)
+        if self._judged and _not_finite(self._judged[-1]):
+            reason = str(self._judged[-1].body["reason"])
+            yield Alert(NOT_FINITE, None, at, "The loss of the served model is not finite", reason)
+        unknown = [seen for seen in self._all if seen.health is Health.UNKNOWN]
+        if len(unknown) >= self._k:
+            description = f"{len(unknown)} of the last {len(self._all)} findings; {unknown[-1].body['reason']}"
+            yield Alert(UNKNOWN, None, at, "Flipwatch cannot tell whether the model is healthy", description)
+
+    def _counts(self) -> Counter[int]:
+        return Counter(block for finding in self._judged for block in _reasons(finding))
+
+    def _tell(self, status: Literal["firing", "resolved"], alerts: list[Alert], at: float, model_name: str) -> None:
+        if not alerts:
+            return
+        blocks = [alert.block for alert in alerts if alert.block is not None]
+        level = _log.warning if status == "firing" else _log.info
+        level(f"alert {status}", alert=alerts[0].name, blocks=blocks, why="; ".join(a.description for a in alerts))
+        if self._send is not None:
+            self._send(webhook_body(status, alerts, at, model_name))
+
+
+def webhook_body(
+    status: Literal["firing", "resolved"], alerts: list[Alert], at: float, model_name: str
+) -> dict[str, Any]:
+    """Alertmanager's webhook JSON, version 4, for alerts of one name."""
+    group = {"alertname": alerts[0].name, "model_name": model_name}
+    common = group | {"severity": _SEVERITY[alerts[0].name]}
+    entries = []
+    for alert in alerts:
+        labels = common if alert.block is None else common | {"block": str(alert.block)}
+        entries.append(
+            {
+                "status": status,
+                "labels": labels,
+                "annotations": {"summary": f"{alert.summary} ({model_name})", "description": alert.description},
+                "startsAt": _rfc3339(alert.since),
+                "endsAt": _NO_END if status == "firing" else _rfc3339(at),
+                "generatorURL": "",
+                "fingerprint": sha256(repr(sorted(labels.items())).encode()).hexdigest()[:16],
+            }
+        )
+    return {
+        "version": "4",
+        "groupKey": f'{{}}:{{alertname="{group["alertname"]}", model_name="{model_name}"}}',
+        "truncatedAlerts": 0,
+        "status": status,
+        "receiver": "flipwatch",
+        "groupLabels": group,
+        "commonLabels": entries[0]["labels"] if len(entries) == 1 else common,
+        "commonAnnotations": entries[0]["annotations"] if len(entries) == 1 else {},
+        "externalURL": "",
+        "alerts": entries,
+    }
+
+
+def _reasons(finding: FindingRecord) -> dict[int, str]:
+    """Flagged block -> why."""
+    return {place["block"]: place["reason"] for place in finding.body["places"]}
+
+
+def _not_finite(finding: FindingRecord) -> bool:
+    """A judged finding of a monitor that measures the base loss, and there is no number for it."""
+    return "base_loss_nats" in finding.body and finding.body["base_loss_nats"] is None
+
+
+def _rfc3339(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
