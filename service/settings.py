@@ -34,6 +34,8 @@ CONFIG_VARIABLE = "FLIPWATCH_CONFIG"
 # Read by the probe inside vLLM.  Sidecar and vLLM often share one environment (a compose file, a shell), so
 # these names are known here and mean nothing.
 PROBE_VARIABLES = frozenset({"FLIPWATCH_DISABLE", "FLIPWATCH_FAULTS", "FLIPWATCH_CPU_PLAIN_WEIGHTS"})
+# Read by the command line (`service/cli/client.py`) and by the set-up script; an operator exports them once.
+OTHER_VARIABLES = frozenset({"FLIPWATCH_URL", "FLIPWATCH_TOKEN", "FLIPWATCH_CACHE"})
 
 Scope = Literal["read", "mitigate", "admin"]
 
@@ -281,7 +283,8 @@ def explain(error: ValidationError, prefix: str = "") -> str:
 
 
 def _refuse_unknown_variables(environ: Mapping[str, str]) -> None:
-    known = {PREFIX + name.upper() for name in Settings.model_fields} | PROBE_VARIABLES | {CONFIG_VARIABLE}
+    fields = {PREFIX + name.upper() for name in Settings.model_fields}
+    known = fields | PROBE_VARIABLES | OTHER_VARIABLES | {CONFIG_VARIABLE}
     for name in sorted(environ):
         upper = name.upper()
         if upper.startswith(PREFIX) and upper not in known and upper.split("__")[0] not in known:
