@@ -160,14 +160,15 @@ class Pair:
         )
         self.sidecar = Server(
             name="flipwatch serve",
-            command=[sys.executable, "-m", "flipwatch.service.cli", "serve", "--config", str(self._configuration)],
+            command=[sys.executable, "-m", "flipwatch.service.cli", "serve", "--config", str(self.configuration)],
             environment={"FLIPWATCH_PROBE_TOKEN": self.probe_token},
             log=self.folder / "flipwatch.log",
             ready_url=self.sidecar_url + "/livez",
         )
 
     @property
-    def _configuration(self) -> Path:
+    def configuration(self) -> Path:
+        """The sidecar's YAML file."""
         return self.folder / "flipwatch.yaml"
 
     def start_vllm(self) -> None:
@@ -188,8 +189,8 @@ class Pair:
             **self.settings,
         }
         (self.folder / "data").mkdir(exist_ok=True)
-        self._configuration.touch(mode=0o600)
-        self._configuration.write_text(json.dumps(settings, indent=2))  # JSON is YAML
+        self.configuration.touch(mode=0o600)
+        self.configuration.write_text(json.dumps(settings, indent=2))  # JSON is YAML
         self.sidecar.start()
         self.sidecar.wait_ready(_SIDECAR_START_SECONDS)
 

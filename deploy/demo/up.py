@@ -46,9 +46,13 @@ def start(vllm_port: int, port: int, every_minutes: float) -> int:
     running = [(server.name, server.process.pid) for server in (pair.sidecar, pair.vllm) if server.process is not None]
     STATE.write_text(json.dumps([(name, pid, started(pid)) for name, pid in running]))
     TOKENS.touch(mode=0o600)
-    TOKENS.write_text(
-        f"export FLIPWATCH_URL={shlex.quote(pair.sidecar_url)}\nexport FLIPWATCH_TOKEN={shlex.quote(pair.token)}\n"
-    )
+    variables = {
+        "FLIPWATCH_URL": pair.sidecar_url,
+        "FLIPWATCH_TOKEN": pair.token,
+        "FLIPWATCH_CONFIG": str(pair.configuration),
+        "FLIPWATCH_PROBE_TOKEN": pair.probe_token,
+    }
+    TOKENS.write_text("".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()))
     print(
         f"vLLM       {pair.vllm_url}/v1  (OpenAI API, model {SERVED_NAME})\n"
         f"Flipwatch  {pair.sidecar_url}  (status page; /metrics; /v1)\n"
