@@ -42,6 +42,7 @@ class LocalView:
         self.gates = [1.0] * self.num_blocks
         self._calls_for: Tensor | None = None
         self._calls: dict[int, list[Call]] = {}
+        self._rest = self._beside_the_stream()
 
     @classmethod
     def load(cls, folder: Path, dtype: torch.dtype = torch.float32) -> "LocalView":
@@ -92,14 +93,18 @@ class LocalView:
         return sums / scored.sum(dim=1)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """(K, D) stream behind the last block -> (K, V) float32, through the model's own code."""
+        """(K, D) stream behind the last block -> (K, V) float32, through the model's own code.
 
-        def last(index: int, _: Tensor, call: Call) -> Tensor:
-            return hidden[None]
+        As K sequences of one token each: norm and head know no neighbours.
+        """
+
+        def last(index: int, before: Tensor, call: Call) -> Tensor:
+            return hidden[:, None]
 
         with self._intercepted(last):
-            out = self.model(input_ids=self._on_device(torch.zeros(1, 1, dtype=torch.long)), use_cache=False)
-        return out.logits[0].float()
+            placeholder = self._on_device(torch.zeros(hidden.shape[0], 1, dtype=torch.long))
+            logits: Tensor = self.model(input_ids=placeholder, use_cache=False).logits
+        return logits[:, 0].float()
 
     def _calls_at(self, tokens: Tensor, rows: int) -> list[Call]:
         """What the model hands to its layers for `tokens` repeated to `rows` sequences; the latest are kept."""
@@ -118,13 +123,28 @@ class LocalView:
             self._calls[rows] = calls
         return self._calls[rows]
 
+    def _beside_the_stream(self) -> tuple[Any, ...] | None:
+        """What a layer returns beside the stream; None when it returns the stream alone.
+
+        Learned from one real call: some models take `output[0]`, which of a bare tensor would be a sequence.
+        """
+        seen: list[Any] = []
+        hook = self.layers[0].register_forward_hook(lambda layer, args, output: seen.append(output))
+        try:
+            with torch.inference_mode():
+                self.model(input_ids=self._on_device(torch.zeros(1, 1, dtype=torch.long)), use_cache=False)
+        finally:
+            hook.remove()
+        return seen[0][1:] if isinstance(seen[0], tuple) else None
+
     @contextmanager
     def _intercepted(self, instead: Callable[[int, Tensor, Call], Tensor]) -> Iterator[None]:
         """Within it the layers do not compute: each gives what `instead(index, stream, call)` says."""
 
         def stand_in(index: int) -> Callable[..., Any]:
-            def forward(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401 - the model's own
-                return instead(index, hidden, (args, kwargs))
+            def forward(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+                stream = instead(index, hidden, (args, kwargs))
+                return stream if self._rest is None else (stream, *self._rest)
 
             return forward
 
@@ -192,7 +212,8 @@ def make_plan(
     return AlphaScanPlan(alphas=alphas, tokens=tokens, scored_from=scored_from, tokens_per_step=tokens_per_step)
 
 
-def _stream(output: Any) -> Tensor:  # noqa: ANN401 - a layer's output is a tensor or a tuple that starts with it
+def _stream(output: Any) -> Tensor:
+    """A layer's output is the stream or a tuple that starts with it."""
     stream: Tensor = output[0] if isinstance(output, tuple) else output
     return stream
 
