@@ -1,6 +1,9 @@
 """The store: what comes back after a restart, what retention keeps, and one sentence for each way to be unusable."""
 
+import signal
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -230,6 +233,27 @@ def test_file_held_by_another_process_is_one_sentence(tmp_path: Path) -> None:
         Store(path, busy_seconds=0.05)
     first.close()
     Store(path, busy_seconds=0.05).close()
+
+
+def test_kill_9_loses_nothing_and_leaves_no_lock(tmp_path: Path) -> None:
+    """What a process stored before it was killed is there, and the next process can open the file at once."""
+    path = tmp_path / "flipwatch.db"
+    program = (
+        "import sys, pathlib; from flipwatch.service.store import Store; from flipwatch.service.records import *;"
+        "store = Store(pathlib.Path(sys.argv[1]));"
+        "store.save_mitigation(MitigationRecord.model_validate_json(sys.argv[2]));"
+        "print('stored', flush=True); sys.stdin.read()"
+    )
+    record = mitigation(1, MitigationState.APPLYING)
+    arguments = [sys.executable, "-c", program, str(path), record.model_dump_json()]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"stored\n"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    store = Store(path, busy_seconds=0.05)
+    assert store.open_mitigations() == [record]
+    store.close()
 
 
 def test_corrupt_file_is_one_sentence(tmp_path: Path) -> None:
