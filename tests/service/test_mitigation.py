@@ -223,7 +223,7 @@ async def test_bad_orders_change_and_record_nothing(order: dict[str, Any], error
     rig = Rig()
     with pytest.raises(error):
         await rig.apply(**order)
-    assert rig.probe.writes == rig.store.mitigations() == rig.store.events() == []
+    assert (rig.probe.writes, rig.store.mitigations(), rig.store.events()) == ([], [], [])
     assert (await rig.apply(4)).state is MitigationState.ACTIVE
 
 

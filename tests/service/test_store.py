@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ def scan(number: int, state: ScanState = ScanState.DONE, finding_id: str | None 
 
 def finding(number: int, health: Health = Health.OK, monitor: str = "alpha_scan") -> FindingRecord:
     """A finding made at second `number`."""
-    body = {"monitor": monitor, "health": health.value, "reason": f"finding {number}", "places": []}
+    body: dict[str, Any] = {"monitor": monitor, "health": health.value, "reason": f"finding {number}", "places": []}
     return FindingRecord(
         id=f"f{number}", scan_id=f"s{number}", monitor=monitor, created_at=float(number), health=health, body=body
     )
@@ -109,8 +110,8 @@ def test_unknown_ids_are_none() -> None:
     """What is not there is None, also the reading of a finding that has none."""
     store = Store(None)
     store.add_finding(finding(1))
-    assert store.scan("x") is store.finding("x") is store.reading("x") is store.mitigation("x") is None
-    assert store.reading("f1") is None
+    for found in (store.scan("x"), store.finding("x"), store.reading("x"), store.mitigation("x"), store.reading("f1")):
+        assert found is None
     store.close()
 
 
