@@ -69,7 +69,10 @@ class Alerts:
         return frozenset(block for block, count in self._counts().items() if count >= self._k)
 
     def restore(self, findings: Iterable[FindingRecord]) -> None:
-        """Come to the state that these findings, oldest first, have led to; nothing is logged or sent again."""
+        """Come to the state that these findings, oldest first, have led to; nothing is logged or sent again.
+
+        Give more than n: `unknown` findings in between take no part in the alerts on blocks and losses.
+        """
         for finding in findings:
             self._step(finding)
 

@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from uuid import uuid4
 
@@ -38,7 +38,7 @@ from .mitigation_steps import ITSELF, GateKeeper, Steps, differing, names, readb
 from .probe import ProbeError
 from .records import IN_FLIGHT, Event, MitigationAction, MitigationRecord, MitigationState, Mode
 from .settings import MitigationSettings
-from .store import Store
+from .store import Store, StoreError
 
 _log = structlog.get_logger(__name__)
 
@@ -202,10 +202,11 @@ class Mitigator:
             record = await self.apply(
                 MitigationAction.SKIP, blocks, reason=finding.reason, actor=ITSELF, automatic=True
             )
-        except (MitigationError, ProbeError) as error:
+        except (MitigationError, ProbeError, StoreError) as error:
             detail = {"blocks": blocks, "message": str(error)}
             _log.warning("automatic mitigation refused", **detail)
-            self._store.add_event(Event(at=self._now(), actor=ITSELF, what="mitigation refused", detail=detail))
+            with suppress(StoreError):
+                self._store.add_event(Event(at=self._now(), actor=ITSELF, what="mitigation refused", detail=detail))
             return None
         self._tried |= set(blocks)
         return record

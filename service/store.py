@@ -110,7 +110,7 @@ class Store:
         self._db.execute("COMMIT")
         damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if damage != "ok":
-            raise sqlite3.DatabaseError(damage)
+            raise self._corrupt(damage)
 
     def close(self) -> None:
         """Let go of the file.  The store cannot be used afterwards."""
@@ -276,12 +276,17 @@ class Store:
         """SQLite's errors as one sentence."""
         try:
             yield
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        except sqlite3.Error as error:
+            # The low byte is the kind of error, the rest says more closely.
+            kind = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+            if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 raise StoreError(f"{self._name} is locked: another flipwatch serve uses it") from error
+            if kind in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+                raise self._corrupt(str(error)) from error
             raise StoreError(f"{self._name} cannot be used: {error}") from error
-        except sqlite3.DatabaseError as error:
-            raise StoreError(f"{self._name} is corrupt ({error}): move it away, a new one will be made") from error
+
+    def _corrupt(self, how: str) -> StoreError:
+        return StoreError(f"{self._name} is corrupt ({how}): move it away, a new one will be made")
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

@@ -25,7 +25,7 @@ from flipwatch.service.mitigation_steps import LossUnavailable
 from flipwatch.service.probe import ProbeAway, ProbeRefused
 from flipwatch.service.records import LossState, MitigationAction, MitigationRecord, MitigationState
 from flipwatch.service.settings import MitigationSettings
-from flipwatch.service.store import Store
+from flipwatch.service.store import Store, StoreError
 
 SKIP = MitigationAction.SKIP
 ATTENUATE = MitigationAction.ATTENUATE
@@ -642,6 +642,17 @@ async def test_refused_automatic_action_is_in_the_audit_log_and_tried_again() ->
     rig.probe.away = False
     assert await rig.mitigator.consider(finding(4), {4}) is not None
     await rig.mitigator.settled()
+
+
+async def test_nothing_is_done_that_cannot_be_recorded() -> None:
+    """With a store that does not work, an automatic action is refused in the log and an order raises; no gate moves."""
+    rig = Rig(automatic=True)
+    rig.store.close()
+    assert await rig.mitigator.consider(finding(4), {4}) is None
+    with pytest.raises(StoreError, match="cannot be used"):
+        await rig.apply(4)
+    assert rig.probe.writes == []
+    assert not rig.mitigator.busy
 
 
 async def test_close_waits_for_what_is_on_its_way() -> None:

@@ -276,6 +276,16 @@ def test_corrupt_file_is_one_sentence(tmp_path: Path) -> None:
         Store(path)
 
 
+def test_double_id_is_not_called_corruption() -> None:
+    """An error that is no damage of the file is told as what it is, and leaves the store usable."""
+    store = Store(None)
+    store.add_finding(finding(1))
+    with pytest.raises(StoreError, match="cannot be used: UNIQUE constraint"):
+        store.add_finding(finding(1))
+    assert store.findings() == [finding(1)]
+    store.close()
+
+
 def test_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
     """A file of a newer Flipwatch is refused with both versions in the sentence, and not changed."""
     path = tmp_path / "flipwatch.db"
