@@ -49,7 +49,7 @@ class Runner:
     """Runs one measurement at a time.
 
     `told` is awaited with each finding after it has been stored: alerts and automatic mitigation hang on it.
-    `rest` waits between parts; tests replace it.
+    `changing` says whether somebody changes the model right now: no scan starts then.
     """
 
     def __init__(
@@ -62,7 +62,8 @@ class Runner:
         probe: Probe,
         watcher: Watcher,
         validation: ValidationSet,
-        told: Callable[[Finding], Awaitable[None]],
+        told: Callable[[Finding, FindingRecord], Awaitable[None]],
+        changing: Callable[[], bool],
         rest: Callable[[float], Awaitable[None]] = asyncio.sleep,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -74,6 +75,7 @@ class Runner:
         self._watcher = watcher
         self._validation = validation
         self._told = told
+        self._changing = changing
         self._rest = rest
         self._now = now
         self._engine = asyncio.Lock()
@@ -84,9 +86,11 @@ class Runner:
     # Scans
 
     def start(self, trigger: ScanTrigger, grid: Grid | None = None) -> ScanRecord:
-        """Start a scan in the background; raises `ScanBusy` when anything is being measured."""
+        """Start a scan in the background; raises `ScanBusy` when one runs or the model is being changed."""
         if self.running:
-            raise ScanBusy("A scan or the check of a mitigation runs already: wait until it has ended.")
+            raise ScanBusy("A scan runs already: wait until it has ended.")
+        if self._changing():
+            raise ScanBusy("A mitigation is on its way: wait until it has ended.")
         record = ScanRecord(
             id=uuid4().hex,
             monitor=self._monitor.name,
@@ -127,9 +131,13 @@ class Runner:
 
     async def interrupt(self, why: str) -> None:
         """End the scan that runs, if any, and forget its measurement; `why` becomes its error."""
-        while self._task is not None and not self._task.done():
+        while self._task is not None and not self._task.done() and self._unfinished() is not None:
             self._task.cancel(why)
             await asyncio.wait({self._task})
+        record = self._unfinished()
+        if record is not None:
+            # Cancelled before its first step: the task had no chance to say so itself.
+            self._interrupted(record, why)
 
     async def loss(self) -> float | None:
         """Loss in nats per scored token of the model as served now; None when it is not finite.
@@ -160,10 +168,7 @@ class Runner:
                 reading = await self._measure(alphas(grid or self._settings.grid))
             finding = self._as_offered(self._monitor.judge(reading))
         except asyncio.CancelledError as cancelled:
-            self._live.scans_skipped["interrupted"] += 1
-            why = str(cancelled) or "The sidecar was stopped."
-            log.info("scan interrupted", reason=why)
-            self._end(self._current(record), ScanState.FAILED, error=why)
+            self._interrupted(self._current(record), str(cancelled) or "The sidecar was stopped.")
             raise
         except (ScanError, ProbeError, VllmError, ValidationSetError) as known:
             error = str(known)
@@ -177,13 +182,13 @@ class Runner:
         else:
             self._live.scan_failures += 1
             finding = Finding(monitor=self._monitor.name, health=Health.UNKNOWN, reason=error)
-        self._conclude(self._current(record), finding, reading, error)
+        kept = self._conclude(self._current(record), finding, reading, error)
         log.info("scan ended", health=finding.health.value, reason=finding.reason)
-        await self._told(finding)
+        await self._told(finding, kept)
 
     def _conclude(
         self, record: ScanRecord, finding: Finding, reading: AlphaScanReading | None, error: str | None
-    ) -> None:
+    ) -> FindingRecord:
         """Show and store the outcome."""
         kept = FindingRecord(
             id=uuid4().hex,
@@ -202,6 +207,7 @@ class Runner:
             # What was found is shown and alerted on all the same.
             _log.error("finding not stored", reason=str(full))
             self._progress = record.model_copy(update={"state": state, "error": str(full)})
+        return kept
 
     def _as_offered(self, finding: AlphaScanFinding) -> Finding:
         """Suggest a skip only where the gates are known to act."""
@@ -275,6 +281,15 @@ class Runner:
             self._progress = self._progress.model_copy(
                 update={"steps_done": progress.steps_done, "steps_total": progress.steps_total}
             )
+
+    def _interrupted(self, record: ScanRecord, why: str) -> None:
+        self._live.scans_skipped["interrupted"] += 1
+        _log.info("scan interrupted", scan_id=record.id, reason=why)
+        self._end(record, ScanState.FAILED, error=why)
+
+    def _unfinished(self) -> ScanRecord | None:
+        record = self._progress
+        return record if record is not None and record.state in (ScanState.QUEUED, ScanState.RUNNING) else None
 
     def _current(self, record: ScanRecord) -> ScanRecord:
         return self._progress if self._progress is not None and self._progress.id == record.id else record

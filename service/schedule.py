@@ -58,6 +58,11 @@ class Schedule:
         if self._scheduler.running:
             self._scheduler.shutdown(wait=False)
 
+    @property
+    def running(self) -> bool:
+        """Has it been started and not stopped?"""
+        return bool(self._scheduler.running)
+
     async def look(self) -> None:
         """One look at vLLM, and the scans that it makes due."""
         await self._watcher.glance()

@@ -34,6 +34,9 @@ CONFIG_VARIABLE = "FLIPWATCH_CONFIG"
 # Read by the probe inside vLLM.  Sidecar and vLLM often share one environment (a compose file, a shell), so
 # these names are known here and mean nothing.
 PROBE_VARIABLES = frozenset({"FLIPWATCH_DISABLE", "FLIPWATCH_FAULTS", "FLIPWATCH_CPU_PLAIN_WEIGHTS"})
+
+# Read by the command line, which may run beside the sidecar.
+_CLI_VARIABLES = frozenset({"FLIPWATCH_URL", "FLIPWATCH_TOKEN"})
 # Read by the command line (`service/cli/client.py`) and by the set-up script; an operator exports them once.
 OTHER_VARIABLES = frozenset({"FLIPWATCH_URL", "FLIPWATCH_TOKEN", "FLIPWATCH_CACHE"})
 

@@ -1,0 +1,261 @@
+"""The sidecar's Prometheus metrics: fresh families from the live state on each scrape.
+
+What is not known is absent; nothing is ever NaN.  `docs/` and the alert rules use these names: they are an interface.
+"""
+
+import platform
+from collections.abc import Callable, Iterable, Mapping
+
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from .. import __version__
+from ..monitors.alpha_scan import AlphaScan, AlphaScanFinding
+from ..monitors.finding import Health
+from .alerts import NAMES, Alerts
+from .live import Live
+from .records import MitigationAction, MitigationRecord, MitigationState
+from .sidecar import Sidecar
+
+SCORES = ("bss", "slope", "skip_gain", "largest_deviation")
+SKIPPED = ("running", "interrupted", "misfire")
+
+
+class SidecarCollector(Collector):
+    """Everything that `flipwatch serve` exports about the served model and about itself."""
+
+    def __init__(
+        self,
+        live: Live,
+        alerts: Alerts,
+        *,
+        tau: float,
+        open_mitigations: Callable[[], Iterable[MitigationRecord]],
+        mitigations_done: Callable[[], Mapping[MitigationAction, int]],
+        mitigations_failed: Callable[[], Mapping[MitigationAction, int]],
+        deliveries: Callable[[], tuple[int, int]],
+    ) -> None:
+        self._live = live
+        self._alerts = alerts
+        self._tau = tau
+        self._open_mitigations = open_mitigations
+        self._mitigations_done = mitigations_done
+        self._mitigations_failed = mitigations_failed
+        self._deliveries = deliveries
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: the registry must not scrape just to register."""
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        """All families."""
+        yield _gauge("up", "Whether the probe inside vLLM answers (1) or not (0).", int(self._live.up))
+        build = GaugeMetricFamily(
+            "flipwatch_build_info", "Versions of the sidecar; always 1.", labels=["version", "python_version"]
+        )
+        build.add_metric([__version__, platform.python_version()], 1)
+        yield build
+        yield from self._model()
+        yield from self._blocks()
+        yield from self._health()
+        yield from self._scans()
+        yield from self._mitigations()
+        yield from self._alerting()
+
+    @property
+    def _name(self) -> str:
+        facts = self._live.facts
+        return self._live.model_name or (facts.model if facts is not None else "")
+
+    @property
+    def _finding(self) -> AlphaScanFinding | None:
+        finding = self._live.state(AlphaScan.name).finding
+        return finding if isinstance(finding, AlphaScanFinding) else None
+
+    def _model(self) -> Iterable[Metric]:
+        info = GaugeMetricFamily(
+            "flipwatch_model_info",
+            "The served model as the probe sees it; always 1.",
+            labels=["model_name", "architecture", "layer_class", "mode", "dtype", "vllm_version"],
+        )
+        facts = self._live.facts
+        if self._live.up and facts is not None:
+            labels = [facts.architecture, facts.layer_class, facts.mode, facts.dtype, facts.vllm_version]
+            info.add_metric([self._name, *labels], 1)
+        yield info
+        usable = GaugeMetricFamily(
+            "flipwatch_gates_usable", "Whether gates are installed and were seen to act (1) or not (0)."
+        )
+        if self._live.up:
+            usable.add_metric([], int(self._live.gates_refusal() is None))
+        yield usable
+
+    def _blocks(self) -> Iterable[Metric]:
+        labels = ["model_name", "block", "score"]
+        zscore = GaugeMetricFamily(
+            "flipwatch_block_zscore", "Robust z of a block's score over all blocks, from the last scan.", labels=labels
+        )
+        score = GaugeMetricFamily(
+            "flipwatch_block_score",
+            "A block's score from the last scan, in nats per scored token (slope: per unit of alpha).",
+            labels=labels,
+        )
+        flagged = GaugeMetricFamily(
+            "flipwatch_block_flagged",
+            "Whether the last scan flagged the block (1) or not (0).",
+            labels=["model_name", "block"],
+        )
+        finding = self._finding
+        for block in finding.blocks if finding is not None else ():
+            name, number = self._name, str(block.block)
+            for which in SCORES:
+                value, z = getattr(block, which), getattr(block, f"{which}_z")
+                if value is not None:
+                    score.add_metric([name, number, which], value)
+                if z is not None:
+                    zscore.add_metric([name, number, which], z)
+            flagged.add_metric([name, number], int(block.flagged))
+        yield from (zscore, score, flagged)
+        threshold = GaugeMetricFamily(
+            "flipwatch_threshold",
+            "The z above which a block stands out (tau); only the one of skip_gain flags.",
+            labels=["score"],
+        )
+        for which in SCORES:
+            threshold.add_metric([which], self._tau)
+        yield threshold
+        gate = GaugeMetricFamily(
+            "flipwatch_block_gate",
+            "Alpha of the block as served: 1 normal, 0 left out.",
+            labels=["model_name", "block"],
+        )
+        if self._live.up and self._live.facts is not None:
+            for at, alpha in enumerate(self._live.facts.gates):
+                gate.add_metric([self._name, str(at)], alpha)
+        yield gate
+
+    def _health(self) -> Iterable[Metric]:
+        loss = GaugeMetricFamily(
+            "flipwatch_base_loss_nats",
+            "Loss of the model as served on the validation set, nats per scored token, from the last scan; "
+            "absent when it is not finite.",
+            labels=["model_name"],
+        )
+        finite = GaugeMetricFamily(
+            "flipwatch_base_loss_finite",
+            "Whether that loss is a finite number (1) or not (0).",
+            labels=["model_name"],
+        )
+        finding = self._finding
+        if finding is not None and finding.base_loss_nats is not None:
+            loss.add_metric([self._name], finding.base_loss_nats)
+            finite.add_metric([self._name], 1)
+        elif finding is not None and finding.health is Health.FAILED:
+            finite.add_metric([self._name], 0)
+        yield from (loss, finite)
+        state = GaugeMetricFamily(
+            "flipwatch_health_state",
+            "Health as the monitor sees it: 1 for the state it is in, 0 for the others.",
+            labels=["monitor", "state"],
+        )
+        for known in self._live.states():
+            for health in Health:
+                state.add_metric([known.monitor, health.value], int(known.health is health))
+        yield state
+
+    def _scans(self) -> Iterable[Metric]:
+        live = self._live
+        at = GaugeMetricFamily(
+            "flipwatch_last_scan_timestamp_seconds", "Unix time at which the last successful scan ended."
+        )
+        if live.last_scan_at is not None:
+            at.add_metric([], live.last_scan_at)
+        yield at
+        took = GaugeMetricFamily(
+            "flipwatch_scan_duration_seconds", "Wall time of the last successful scan, pauses included."
+        )
+        if live.last_scan_seconds is not None:
+            took.add_metric([], live.last_scan_seconds)
+        yield took
+        yield _counter("scans", "Scans that were started.", live.scans)
+        yield _counter("scan_failures", "Scans that could not be done.", live.scan_failures)
+        skipped = CounterMetricFamily(
+            "flipwatch_scans_skipped",
+            "Scans that were due and did not start (running, misfire), or gave way to a mitigation (interrupted).",
+            labels=["reason"],
+        )
+        for reason in sorted({*SKIPPED, *live.scans_skipped}):
+            skipped.add_metric([reason], live.scans_skipped[reason])
+        yield skipped
+        yield _counter("scan_parts", "Parts of scans; the engine serves between two of them.", live.scan_parts)
+        yield _counter(
+            "engine_held_seconds", "Time for which parts of scans held vLLM's engine.", live.engine_held_seconds
+        )
+        yield _counter("vllm_restarts_seen", "Restarts of vLLM that the sidecar noticed.", live.restarts_seen)
+
+    def _mitigations(self) -> Iterable[Metric]:
+        for name, text, counts in (
+            ("mitigations", "Mitigations that became active.", self._mitigations_done()),
+            ("mitigation_failures", "Mitigations and undos that failed, or may have.", self._mitigations_failed()),
+        ):
+            family = CounterMetricFamily(f"flipwatch_{name}", text, labels=["action"])
+            for action in MitigationAction:
+                family.add_metric([action.value], counts.get(action, 0))
+            yield family
+        active = GaugeMetricFamily(
+            "flipwatch_mitigation_active",
+            "Whether an active mitigation holds the block (1) or not (0).",
+            labels=["model_name", "block"],
+        )
+        facts = self._live.facts
+        if self._live.up and facts is not None:
+            held = {
+                block
+                for record in self._open_mitigations()
+                if record.state is MitigationState.ACTIVE and record.boot_id == facts.boot_id
+                for block in record.blocks
+            }
+            for block in range(facts.num_blocks):
+                active.add_metric([self._name, str(block)], int(block in held))
+        yield active
+
+    def _alerting(self) -> Iterable[Metric]:
+        firing = GaugeMetricFamily(
+            "flipwatch_alert_firing", "Whether Flipwatch's own alert fires (1) or not (0).", labels=["alert"]
+        )
+        names = {alert.name for alert in self._alerts.firing}
+        for name in NAMES:
+            firing.add_metric([name], int(name in names))
+        yield firing
+        sent, failures = self._deliveries()
+        yield _counter("alerts_sent", "Alert messages that the webhook accepted.", sent)
+        yield _counter("alert_failures", "Alert messages that could not be delivered.", failures)
+
+
+def registry(sidecar: Sidecar) -> CollectorRegistry:
+    """A registry of its own for one app."""
+    made = CollectorRegistry(auto_describe=False)
+    webhook = sidecar.webhook
+    made.register(
+        SidecarCollector(
+            sidecar.live,
+            sidecar.alerts,
+            tau=sidecar.settings.alpha_scan.tau,
+            open_mitigations=sidecar.store.open_mitigations,
+            mitigations_done=lambda: sidecar.mitigator.done,
+            mitigations_failed=lambda: sidecar.mitigator.failed,
+            deliveries=lambda: (0, 0) if webhook is None else (webhook.sent, webhook.failures),
+        )
+    )
+    ProcessCollector(registry=made)
+    PlatformCollector(registry=made)
+    return made
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"flipwatch_{name}", text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"flipwatch_{name}", text, value=value)

@@ -1,0 +1,14 @@
+"""The API's routes, one file per noun."""
+
+from fastapi import APIRouter
+
+from . import faults, health, info, mitigations, scans, states
+
+ROUTERS: tuple[APIRouter, ...] = (
+    states.router,
+    scans.router,
+    mitigations.router,
+    faults.router,
+    info.router,
+    health.router,
+)

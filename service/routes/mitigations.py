@@ -1,0 +1,82 @@
+"""`/v1/mitigations`: changes of the served model, and their undoing."""
+
+from fastapi import APIRouter, Response
+
+from ...monitors.alpha_scan import AlphaScan
+from ..problem import Kind, ProblemError, responses
+from ..records import MitigationAction, MitigationRecord
+from ..schemas import Accepted, MitigationOrder
+from ..sidecar import Sidecar
+from . import access
+from .access import GUARDED, Limit, Reader, TheSidecar
+
+router = APIRouter(prefix="/v1/mitigations", tags=["mitigations"])
+
+_CHANGES = responses(
+    *GUARDED, Kind.NOT_FOUND, Kind.UNKNOWN_BLOCK, Kind.CONFLICT, Kind.INVALID, Kind.REFUSED_BY_VLLM, Kind.VLLM_AWAY
+)
+
+
+@router.get("", operation_id="listMitigations", responses=responses(*GUARDED, Kind.INVALID))
+async def list_mitigations(sidecar: TheSidecar, _: Reader, limit: Limit = 100) -> list[MitigationRecord]:
+    """The last mitigations, newest first."""
+    return sidecar.store.mitigations(limit)
+
+
+@router.post("", operation_id="startMitigation", status_code=202, responses=_CHANGES)
+async def start_mitigation(
+    sidecar: TheSidecar, caller: access.Mitigator, response: Response, order: MitigationOrder
+) -> Accepted:
+    """Skip or attenuate blocks in the served model, without a restart and without losing a request."""
+    action = MitigationAction(order.action)
+    if action is MitigationAction.ATTENUATE and order.alpha is None:
+        raise ProblemError(Kind.INVALID, "body.alpha: attenuate needs an alpha above 0, up to 2, and not 1.")
+    record = await sidecar.mitigator.apply(
+        action,
+        _flagged(sidecar) if order.blocks == "flagged" else list(order.blocks),
+        alpha=order.alpha or 0.0,
+        reason=order.reason,
+        actor=caller.name,
+    )
+    return await _accepted(sidecar, record, response)
+
+
+@router.get("/{mitigation_id}", operation_id="getMitigation", responses=responses(*GUARDED, Kind.NOT_FOUND))
+async def get_mitigation(sidecar: TheSidecar, _: Reader, mitigation_id: str) -> MitigationRecord:
+    """One mitigation."""
+    record = sidecar.store.mitigation(mitigation_id)
+    if record is None:
+        raise ProblemError(Kind.NOT_FOUND, f"There is no mitigation {mitigation_id}.")
+    return record
+
+
+@router.delete("/{mitigation_id}", operation_id="undoMitigation", status_code=202, responses=_CHANGES)
+async def undo_mitigation(
+    sidecar: TheSidecar, caller: access.Mitigator, response: Response, mitigation_id: str
+) -> Accepted:
+    """Put the gates back as they were; allowed in every mode."""
+    record = await sidecar.mitigator.undo(mitigation_id, actor=caller.name)
+    return await _accepted(sidecar, record, response)
+
+
+@router.post("/{mitigation_id}/finish", operation_id="finishMitigation", status_code=202, responses=_CHANGES)
+async def finish_mitigation(
+    sidecar: TheSidecar, caller: access.Mitigator, response: Response, mitigation_id: str
+) -> Accepted:
+    """Carry on a mitigation that was interrupted by the end of a sidecar."""
+    record = await sidecar.mitigator.finish(mitigation_id, actor=caller.name)
+    return await _accepted(sidecar, record, response)
+
+
+async def _accepted(sidecar: Sidecar, record: MitigationRecord, response: Response) -> Accepted:
+    await sidecar.follow(record)
+    response.headers["location"] = f"/v1/mitigations/{record.id}"
+    return Accepted(id=record.id, state=record.state)
+
+
+def _flagged(sidecar: Sidecar) -> list[int]:
+    finding = sidecar.live.state(AlphaScan.name).finding
+    blocks = [] if finding is None else [place.block for place in finding.places]
+    if not blocks:
+        raise ProblemError(Kind.CONFLICT, "No block is flagged by the last finding: scan, or name the blocks.")
+    return blocks

@@ -1,0 +1,41 @@
+"""`/v1/scans`: scans so far, and a new one now."""
+
+from fastapi import APIRouter, Response
+
+from ..problem import Kind, ProblemError, responses
+from ..records import ScanRecord, ScanTrigger
+from ..schemas import Accepted, ScanOrder, ScanView
+from .access import GUARDED, Limit, Mitigator, Reader, TheSidecar
+
+router = APIRouter(prefix="/v1/scans", tags=["scans"])
+
+
+@router.get("", operation_id="listScans", responses=responses(*GUARDED, Kind.INVALID))
+async def list_scans(sidecar: TheSidecar, _: Reader, limit: Limit = 100) -> list[ScanRecord]:
+    """The last scans, newest first."""
+    return [sidecar.runner.record(scan.id) or scan for scan in sidecar.store.scans(limit)]
+
+
+@router.post(
+    "",
+    operation_id="startScan",
+    status_code=202,
+    responses=responses(*GUARDED, Kind.CONFLICT, Kind.INVALID, Kind.VLLM_AWAY),
+)
+async def start_scan(sidecar: TheSidecar, _: Mitigator, response: Response, order: ScanOrder | None = None) -> Accepted:
+    """Scan now, in the background; the scope `mitigate`, because it takes time of the engine."""
+    if not sidecar.live.up:
+        raise ProblemError(Kind.VLLM_AWAY, sidecar.live.away)
+    record = sidecar.runner.start(ScanTrigger.REQUEST, None if order is None else order.grid)
+    response.headers["location"] = f"/v1/scans/{record.id}"
+    return Accepted(id=record.id, state=record.state)
+
+
+@router.get("/{scan_id}", operation_id="getScan", responses=responses(*GUARDED, Kind.NOT_FOUND))
+async def get_scan(sidecar: TheSidecar, _: Reader, scan_id: str) -> ScanView:
+    """One scan with its progress, and with its finding once there is one."""
+    record = sidecar.runner.record(scan_id)
+    if record is None:
+        raise ProblemError(Kind.NOT_FOUND, f"There is no scan {scan_id}.")
+    finding = None if record.finding_id is None else sidecar.store.finding(record.finding_id)
+    return ScanView(**record.model_dump(), finding=None if finding is None else finding.body)

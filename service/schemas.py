@@ -1,0 +1,166 @@
+"""Bodies of the API.  Requests are strict and closed: `{"block": false}` is not block 0."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from ..monitors.finding import Action, Health
+from ..monitors.wire import ModelFacts
+from .records import ScanRecord
+from .settings import Scope
+
+Alpha = Annotated[float, Field(ge=0.0, le=2.0)]
+Block = Annotated[int, Field(ge=0, le=100_000)]
+
+
+class Order(BaseModel):
+    """What somebody asks for."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class View(BaseModel):
+    """What the API shows."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ScanOrder(Order):
+    """A scan to run now."""
+
+    grid: Literal["quick", "full"] | Annotated[list[Alpha], Field(min_length=1, max_length=32)] | None = Field(
+        default=None, description="Alphas other than 1, each once; without it the grid of the settings."
+    )
+
+    @field_validator("grid")
+    @classmethod
+    def _each_alpha_once(cls, grid: str | list[float] | None) -> str | list[float] | None:
+        if isinstance(grid, list) and (1.0 in grid or len(set(grid)) != len(grid)):
+            raise ValueError("name each alpha once and leave 1 out: it is always measured")
+        return grid
+
+
+class MitigationOrder(Order):
+    """A change of the served model."""
+
+    action: Literal["skip", "attenuate"]
+    blocks: Annotated[list[Block], Field(min_length=1, max_length=1000)] | Literal["flagged"] = Field(
+        description="Zero-based blocks, each once, or `flagged`: those that the last finding flags."
+    )
+    alpha: Alpha | None = Field(default=None, description="Needed by attenuate, where it is above 0 and not 1.")
+    reason: str = Field(default="", max_length=500)
+
+
+class Accepted(View):
+    """A background action was started; its state is at `Location`."""
+
+    id: str
+    state: str
+
+
+class ScanView(ScanRecord):
+    """A scan with its finding."""
+
+    finding: dict[str, Any] | None = None
+    """As the monitor judged it; `unknown` when the scan failed; None while it runs."""
+
+
+class StateView(View):
+    """Health of what one monitor watches."""
+
+    monitor: str
+    health: Health
+    reason: str
+    at: float | None = Field(description="Epoch seconds of the finding that this rests on.")
+    action: Action
+    flagged: list[int]
+    finding_id: str | None
+
+
+class MitigationOffer(View):
+    """Whether mitigations can be asked for."""
+
+    mode: str
+    offered: bool
+    reason: str | None = Field(description="Why not, one sentence.")
+
+
+class AlertView(View):
+    """An alert that fires."""
+
+    name: str
+    block: int | None
+    since: float
+    summary: str
+    description: str
+
+
+class StatesView(View):
+    """The whole picture in one answer."""
+
+    up: bool = Field(description="The probe inside vLLM answers.")
+    away: str | None = Field(description="Why it does not, one sentence.")
+    model_name: str | None
+    boot_id: str | None = Field(description="Changes when vLLM is restarted.")
+    gates: list[float] | None = Field(description="Alpha of each block as served now; null while vLLM is away.")
+    scanning: bool
+    last_scan_at: float | None
+    mitigation: MitigationOffer
+    states: list[StateView]
+    alerts: list[AlertView]
+
+
+class BlockView(View):
+    """One block: its gate now, and its scores in the last finding.  Null: not known."""
+
+    block: int
+    gate: float | None
+    mitigation_id: str | None = Field(description="The open mitigation that holds it.")
+    flagged: bool | None
+    bss: float | None = None
+    slope: float | None = None
+    skip_gain: float | None = None
+    largest_deviation: float | None = None
+    bss_z: float | None = None
+    slope_z: float | None = None
+    skip_gain_z: float | None = None
+    largest_deviation_z: float | None = None
+
+
+class CallerView(View):
+    """Whose token the request carries."""
+
+    name: str
+    scopes: list[Scope]
+
+
+class InfoView(View):
+    """What runs here, for people and for `flipwatch doctor`."""
+
+    flipwatch_version: str
+    python_version: str
+    caller: CallerView
+    settings: dict[str, Any] = Field(description="Without secrets.")
+    probe: ModelFacts | None = Field(description="What the probe said last; null before the first answer.")
+
+
+class CheckView(View):
+    """One line of /readyz."""
+
+    name: str
+    ok: bool
+    required: bool
+    detail: str
+
+
+class ReadyView(View):
+    """The sidecar can do its work.  Whether vLLM is there is listed, and does not count."""
+
+    status: Literal["ready"]
+    checks: list[CheckView]
+
+
+class LiveView(View):
+    """The process answers."""
+
+    status: Literal["alive"]

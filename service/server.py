@@ -1,0 +1,68 @@
+"""`flipwatch serve`: one process, one worker, until it is told to stop."""
+
+import socket
+import sys
+
+import structlog
+import uvicorn
+
+from . import logs
+from .app import create_app
+from .settings import ConfigurationError, Settings
+from .store import StoreError
+from .validation_set import ValidationSetError
+
+_log = structlog.get_logger(__name__)
+
+CANNOT_START = 2
+
+
+def serve(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT; the exit code: 0, or 2 after one line that says why it cannot start.
+
+    One worker only: schedule, live state and metrics are those of one process.
+    """
+    logs.configure(settings.log_level)
+    try:
+        listener = _listen(settings.listen_host, settings.listen_port)
+    except OSError as error:
+        return _refuse(
+            f"cannot listen on {settings.listen_host}:{settings.listen_port} ({error.strerror or error}): stop the "
+            "program that uses the port, or set listen_host and listen_port."
+        )
+    with listener:
+        try:
+            app = create_app(settings)
+        except (ConfigurationError, StoreError, ValidationSetError) as error:
+            return _refuse(f"{str(error).rstrip('.')}.")
+        host, port = listener.getsockname()[:2]
+        _log.info("listening", host=host, port=port, vllm=settings.public()["vllm"]["url"])
+        # Log lines of requests are left out: a scrape every few seconds says nothing, and a URL may hold a secret.
+        config = uvicorn.Config(app, log_config=None, access_log=False, workers=1, timeout_graceful_shutdown=5)
+        server = uvicorn.Server(config)
+        try:
+            server.run(sockets=[listener])
+        except KeyboardInterrupt:
+            # uvicorn has shut down and now hands on the signal.
+            return 0
+    return 0 if server.started else CANNOT_START
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _refuse(why: str) -> int:
+    print(f"flipwatch: {why}", file=sys.stderr)
+    return CANNOT_START
