@@ -23,7 +23,7 @@ from pair import SERVED_NAME, Pair, StartFailed, be_stoppable
 
 BLOCK = 4
 FAULT = {"block": BLOCK, "tensor": "mlp.up_proj", "kind": "burst", "count": 18, "seed": 5}
-QUESTION = "What is the capital of France?"
+QUESTION = "What is the capital of France? Answer with one word."
 RIGHT = "Paris"
 
 # Small and frequent scans: a demo has minutes, production has hours.  See README.md for what the settings mean.
@@ -145,18 +145,18 @@ class Operator:
             time.sleep(0.5)
         raise StepFailed(f"{what} did not happen within {seconds:.0f} s")
 
-    def scan(self) -> Json:
-        """Order a scan and wait for its finding."""
-        made = self.call("POST", "/scans", {})
-        record = self.wait("the end of the scan", _SCAN_SECONDS, lambda: self._ended(f"/scans/{made['id']}"))
-        if record["state"] != "done":
-            raise StepFailed(f"the scan ended as {record['state']}: {record['error']}")
-        finding: Json = record["finding"]
-        return finding
+    def finding(self, since: float, wanted: Callable[[Json], bool]) -> Json:
+        """Wait for a scan by the clock, begun after `since` (epoch seconds), with a finding that is wanted."""
 
-    def _ended(self, path: str) -> Json | None:
-        record: Json = self.call("GET", path)
-        return record if record["state"] in ("done", "failed") else None
+        def look() -> Json | None:
+            for scan in self.call("GET", "/scans"):
+                if scan["trigger"] == "schedule" and scan["state"] == "done" and scan["created_at"] > since:
+                    finding: Json = self.call("GET", f"/scans/{scan['id']}")["finding"]
+                    if wanted(finding):
+                        return finding
+            return None
+
+        return self.wait("a scan with such a finding", _SCAN_SECONDS, look)
 
     def mitigation(self, name: str, wanted: str) -> Json:
         """Wait until a mitigation is in the state `wanted`."""
@@ -187,7 +187,7 @@ def play(pair: Pair, webhook: Webhook, timeline: Timeline) -> None:
     operator = Operator(pair)
 
     with timeline.step("scan the healthy model") as note:
-        finding = operator.scan()
+        finding = operator.finding(0.0, lambda _: True)
         healthy_loss = finding["base_loss_nats"]
         expect(finding["health"] == "ok", f"expected ok, got {finding['health']}: {finding['reason']}")
         note(finding["reason"])
@@ -206,11 +206,11 @@ def play(pair: Pair, webhook: Webhook, timeline: Timeline) -> None:
         expect(RIGHT not in corrupted, f"the corrupted model still says {RIGHT}: {corrupted!r}")
 
     with timeline.step(f"wait for a scheduled scan to flag block {BLOCK}") as note:
-        finding = operator.wait("a flag", _SCAN_SECONDS, lambda: scheduled_flag(operator, broken_at))
+        finding = operator.finding(broken_at, lambda finding: list(finding["flagged"]) == [BLOCK])
         note(finding["reason"])
     with timeline.step("wait for the alert at the webhook") as note:
-        alert = operator.wait("the alert", _ALERT_SECONDS, lambda: next(iter(webhook.received), None))
-        note(json.dumps(alert)[:300])
+        alert = operator.wait("the alert", _ALERT_SECONDS, lambda: block_alert(webhook.received))
+        note(f"{alert['labels']['alertname']}: {alert['annotations']['description']}")
 
     with timeline.step("mitigate over REST: skip the flagged blocks") as note:
         made = operator.call("POST", "/mitigations", {"action": "skip", "blocks": "flagged"})
@@ -245,13 +245,13 @@ def play(pair: Pair, webhook: Webhook, timeline: Timeline) -> None:
     print("and after the undo the answer is the first one again.\n")
 
 
-def scheduled_flag(operator: Operator, since: float) -> Json | None:
-    """The finding of a scan by the clock, begun after `since` (epoch seconds), that names the block."""
-    for scan in operator.call("GET", "/scans"):
-        if scan["trigger"] == "schedule" and scan["state"] == "done" and scan["created_at"] > since:
-            finding: Json = operator.call("GET", f"/scans/{scan['id']}")["finding"]
-            if list(finding["flagged"]) == [BLOCK]:
-                return finding
+def block_alert(received: list[Json]) -> Json | None:
+    """The alert that names the block, from Alertmanager's webhook JSON."""
+    for body in received:
+        for alert in body["alerts"]:
+            if alert["labels"].get("block") == str(BLOCK) and alert["status"] == "firing":
+                found: Json = alert
+                return found
     return None
 
 

@@ -48,18 +48,30 @@ def serve(
 ) -> None:
     """Run the sidecar until it is told to stop."""
     from ..server import serve as run
+    from ..settings import ConfigurationError, load_settings
 
-    run(config)
+    try:
+        settings = load_settings(config)
+    except ConfigurationError as error:
+        raise CliError(str(error)) from None
+    raise typer.Exit(run(settings))
+
+
+def _refuse(why: str) -> int:
+    # A group without a command has shown its help and has nothing more to say.
+    if message := " ".join(why.split()):
+        print(f"flipwatch: {message}", file=sys.stderr)
+    return 2
 
 
 def main() -> None:
     """Entry point of the `flipwatch` program."""
     try:
         code = app(prog_name="flipwatch", standalone_mode=False)
-    except (CliError, TyperException) as error:
-        message = " ".join(str(error).split())
-        print(f"flipwatch: {message}", file=sys.stderr)
-        code = 2
+    except CliError as error:
+        code = _refuse(str(error))
+    except TyperException as error:
+        code = _refuse(error.format_message())
     except Abort:
         code = 130
     sys.exit(code)

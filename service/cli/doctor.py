@@ -124,28 +124,16 @@ async def _vllm(settings: Settings, checks: list[Check]) -> ModelFacts | None:
 
 
 def _model(facts: ModelFacts, checks: list[Check]) -> None:
-    here = version("flipwatch")
-    same = facts.flipwatch_version == here
-    checks.append(
-        Check(
-            "versions",
-            same,
-            f"flipwatch {here} here, {facts.flipwatch_version} in vLLM {facts.vllm_version} (torch {facts.torch_version})"
-            + ("" if same else ": install the same version on both sides."),
-        )
-    )
-    checks.append(
-        Check("blocks", facts.num_blocks > 0, f"{facts.num_blocks} of {facts.layer_class} in {facts.architecture}")
-    )
-    scannable = facts.scan_refusal is None
-    checks.append(
-        Check("scan", scannable, f"possible, up to {facts.max_tokens} tokens" if scannable else str(facts.scan_refusal))
-    )
-    checks.append(
-        Check(
-            "gates", facts.armed, f"installed, {facts.mode} mode" if facts.armed else facts.refusal or "not installed"
-        )
-    )
+    here, there = version("flipwatch"), facts.flipwatch_version
+    advice = "" if here == there else ": install the same version on both sides."
+    beside = f"vLLM {facts.vllm_version}, torch {facts.torch_version}"
+    checks.append(Check("versions", here == there, f"flipwatch {here} here, {there} in vLLM ({beside}){advice}"))
+    blocks = f"{facts.num_blocks} of {facts.layer_class} in {facts.architecture}"
+    checks.append(Check("blocks", facts.num_blocks > 0, blocks))
+    scan = facts.scan_refusal or f"possible, up to {facts.max_tokens} tokens a sequence"
+    checks.append(Check("scan", facts.scan_refusal is None, scan))
+    gates = f"installed, {facts.mode} mode" if facts.armed else facts.refusal or "not installed"
+    checks.append(Check("gates", facts.armed, gates))
     test = facts.self_test
     good = {SelfTestState.PASSED: True, SelfTestState.FAILED: False, SelfTestState.NOT_RUN: None}[test.state]
     checks.append(Check("self-test", good, f"{test.state.value}: {test.reason}"))
