@@ -1,6 +1,7 @@
 """Faults on purpose, for drills and tests: damaged values in memory, with the way back."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn

@@ -8,7 +8,7 @@ states across layers, no per-layer inputs computed from the stream.
 """
 
 import inspect
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -170,11 +170,7 @@ def run_measurement(
     view: LocalView, monitor: Monitor[P, R, Any], plan: P, on_step: Callable[[], None] = lambda: None
 ) -> R:
     """Run a whole measurement in one go; `on_step` is called after each of its units."""
-
-    def caught() -> Generator[None, None, R]:
-        return (yield from monitor.measure(view, plan))
-
-    steps = caught()
+    steps = monitor.measure(view, plan)
     with torch.inference_mode():
         while True:
             try:

@@ -1,0 +1,135 @@
+"""A vLLM plugin of the tests alone: conditions that this machine does not have, or that must be broken on purpose.
+
+Switched by `FLIPWATCH_TESTS`, a comma-separated list:
+
+    vllm_compile   undo the CPU platform's rewrite of VLLM_COMPILE, so that the passes of a GPU's compile path run here
+    inplace_norm   a fused add + norm that overwrites its inputs, as CUDA's does in eager mode
+    unsalted       leave vLLM's compile-cache key as it is
+    failing_rank   the operation `facts` fails on rank 1 while the file named by `FLIPWATCH_TESTS_FAIL` exists
+    stuck_gate     rank 1 forgets gate writes while that file exists
+    plain_weights  keep plain weights on CPU without Flipwatch, for the other side of a comparison
+    odd_layer      Llama's layers return a list, a form that Flipwatch does not know and vLLM does not mind
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+
+def register() -> None:
+    """Entry point `vllm.general_plugins`."""
+    wanted = set(os.environ.get("FLIPWATCH_TESTS", "").split(",")) - {""}
+    for name in wanted:
+        {
+            "vllm_compile": _vllm_compile,
+            "inplace_norm": _inplace_norm,
+            "unsalted": _unsalted,
+            "failing_rank": _failing_rank,
+            "stuck_gate": _stuck_gate,
+            "plain_weights": _plain_weights,
+            "odd_layer": _odd_layer,
+        }[name]()
+
+
+def _vllm_compile() -> None:
+    from vllm.compilation.passes.utility.fix_functionalization import FixFunctionalizationPass
+    from vllm.config import CompilationMode
+    from vllm.platforms import current_platform
+
+    platform = type(current_platform)
+    original = platform.check_and_update_config.__func__
+
+    def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+        asked = vllm_config.compilation_config.mode
+        original(cls, vllm_config)
+        if asked == CompilationMode.VLLM_COMPILE:
+            vllm_config.compilation_config.mode = CompilationMode.VLLM_COMPILE
+            vllm_config.compilation_config.ir_enable_torch_wrap = True
+            vllm_config.compilation_config.compile_sizes = []
+
+    platform.check_and_update_config = classmethod(check_and_update_config)
+    # It names CUDA's operators; there is nothing for it to do here.
+    FixFunctionalizationPass.__call__ = lambda self, graph: None
+
+
+def _inplace_norm() -> None:
+    from torch import Tensor
+    from vllm import ir
+    from vllm.config.kernel import IrOpPriorityConfig
+    from vllm.platforms import current_platform
+
+    operator = ir.ops.fused_add_rms_norm
+    if "flipwatch_tests_inplace" in operator.impls:
+        return
+    native = operator.impls["native"].impl_fn
+
+    def overwrite(
+        x: Tensor, x_residual: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        out, residual = native(x, x_residual, weight, epsilon, variance_size)
+        x.copy_(out)
+        x_residual.copy_(residual)
+        return x, x_residual
+
+    operator.register_impl("flipwatch_tests_inplace", inplace=True)(overwrite)
+
+    def priority(cls: Any, vllm_config: Any) -> Any:
+        return IrOpPriorityConfig.with_default(["native"], fused_add_rms_norm=["flipwatch_tests_inplace", "native"])
+
+    type(current_platform).get_default_ir_op_priority = classmethod(priority)
+
+
+def _unsalted() -> None:
+    from flipwatch.probe import plugin
+
+    plugin._salt_compile_cache = lambda vllm_config: None
+
+
+def _told_to_fail(rank: int) -> bool:
+    return rank == 1 and Path(os.environ["FLIPWATCH_TESTS_FAIL"]).exists()
+
+
+def _failing_rank() -> None:
+    from flipwatch.probe import worker
+
+    original = worker._OPERATIONS["facts"]
+
+    def facts(probe: Any) -> dict[str, Any]:
+        from vllm.distributed.parallel_state import get_world_group
+
+        if _told_to_fail(get_world_group().rank):
+            raise RuntimeError("made to fail by a test")
+        return original(probe)
+
+    worker._OPERATIONS["facts"] = facts
+
+
+def _stuck_gate() -> None:
+    from flipwatch.probe.gates import Gates
+
+    original = Gates.write
+
+    def write(self: Any, alphas: Any) -> None:
+        from vllm.distributed.parallel_state import get_world_group
+
+        if not _told_to_fail(get_world_group().rank):
+            original(self, alphas)
+
+    Gates.write = write  # type: ignore[method-assign]
+
+
+def _plain_weights() -> None:
+    from flipwatch.probe import plugin
+
+    plugin._keep_plain_weights()
+
+
+def _odd_layer() -> None:
+    from vllm.model_executor.models.llama import LlamaDecoderLayer
+
+    original = LlamaDecoderLayer.forward
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return list(original(self, *args, **kwargs))
+
+    LlamaDecoderLayer.forward = forward
