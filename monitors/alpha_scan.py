@@ -39,6 +39,8 @@ __all__ = [
     "AlphaScanPlan",
     "AlphaScanReading",
     "BlockScore",
+    "chunks",
+    "padded",
 ]
 
 FULL_GRID = (0.0, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.4)
@@ -83,6 +85,7 @@ class AlphaScan(Monitor[AlphaScanPlan, AlphaScanReading, AlphaScanFinding]):
     """
 
     name: ClassVar[str] = "alpha_scan"
+    plan_type = AlphaScanPlan
 
     def __init__(self, tau: float = 6.0, min_gain_nats: float = 0.05) -> None:
         self.tau = tau
@@ -96,7 +99,7 @@ class AlphaScan(Monitor[AlphaScanPlan, AlphaScanReading, AlphaScanFinding]):
         per_chunk = num_blocks + 1
         if plan.alphas:
             per_chunk += num_blocks + num_blocks * (num_blocks + 1) // 2
-        return per_chunk * len(_chunks(plan))
+        return per_chunk * len(chunks(plan))
 
     def measure(self, model: ModelView, plan: AlphaScanPlan) -> Generator[None, None, AlphaScanReading]:
         """Base loss and non-finite blocks in a first pass, then each block's losses.
@@ -106,15 +109,15 @@ class AlphaScan(Monitor[AlphaScanPlan, AlphaScanReading, AlphaScanFinding]):
         """
         tally = _Tally(plan, model.num_blocks)
         gates = list(model.gates)
-        chunks = _chunks(plan)
+        batches = chunks(plan)
         attributable = True
-        for rows in chunks:
+        for rows in batches:
             attributable &= yield from _base_pass(model, plan, rows, tally)
         if plan.alphas and attributable and not tally.nonfinite_blocks:
             for block, gate in enumerate(gates):
                 if gate == 1.0:
                     tally.nats[block] = [[None] * len(plan.tokens) for _ in plan.alphas]
-            for rows in chunks:
+            for rows in batches:
                 yield from _scan_pass(model, plan, rows, gates, tally)
         return tally.reading(gates)
 
@@ -158,7 +161,7 @@ def _base_pass(model: ModelView, plan: AlphaScanPlan, rows: list[int], tally: _T
     """
     import torch
 
-    tokens, scored = _padded(plan, rows)
+    tokens, scored = padded(plan, rows)
     h = model.embed(tokens)  # (N, T, D)
     tokens, scored = tokens.to(h.device), scored.to(h.device)
     clean = _finite_rows(h)
@@ -183,7 +186,7 @@ def _scan_pass(
     model: ModelView, plan: AlphaScanPlan, rows: list[int], gates: Sequence[float], tally: _Tally
 ) -> Generator[None, None, None]:
     """All blocks and alphas over one chunk, the prefix state carried along."""
-    tokens, scored = _padded(plan, rows)
+    tokens, scored = padded(plan, rows)
     h = model.embed(tokens)  # (N, T, D)
     tokens, scored = tokens.to(h.device), scored.to(h.device)
     for block, gate in enumerate(gates):
@@ -222,7 +225,7 @@ def _finite_rows(hidden: "Tensor") -> "Tensor":
     return hidden.isfinite().flatten(1).all(dim=1)
 
 
-def _padded(plan: AlphaScanPlan, rows: Sequence[int]) -> "tuple[Tensor, Tensor]":
+def padded(plan: AlphaScanPlan, rows: Sequence[int]) -> "tuple[Tensor, Tensor]":
     """(N, T) token ids and (N, T) bool of scored positions, right-padded with each row's own last token."""
     import torch
 
@@ -234,13 +237,13 @@ def _padded(plan: AlphaScanPlan, rows: Sequence[int]) -> "tuple[Tensor, Tensor]"
     return tokens, (at >= first) & (at < end)
 
 
-def _chunks(plan: AlphaScanPlan) -> list[list[int]]:
+def chunks(plan: AlphaScanPlan) -> list[list[int]]:
     """Indices of the sequences, longest first, cut so that one batch holds about `tokens_per_step` tokens."""
     order = sorted(range(len(plan.tokens)), key=lambda n: (-len(plan.tokens[n]), n))
     copies = max(1, len(plan.alphas))
-    chunks: list[list[int]] = []
+    batches: list[list[int]] = []
     while order:
         size = max(1, plan.tokens_per_step // (len(plan.tokens[order[0]]) * copies))
-        chunks.append(order[:size])
+        batches.append(order[:size])
         order = order[size:]
-    return chunks
+    return batches
