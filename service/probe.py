@@ -147,7 +147,7 @@ class Probe:
             if status in (502, 503, 504):
                 return ProbeAway(f"vLLM at {self._url} is not ready: HTTP {status}.")
             detail = f"vLLM at {self._url} answered HTTP {status} without a problem document."
-        if status in (401, 403):
+        if status == 401:
             return ProbeUnauthorised(
                 "The probe refused the token: FLIPWATCH_PROBE_TOKEN differs between vLLM and the sidecar."
             )

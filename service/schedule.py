@@ -1,5 +1,7 @@
 """When things happen: scans by the clock and by served requests, and the look at vLLM every few seconds."""
 
+import asyncio
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import structlog
@@ -39,7 +41,7 @@ class Schedule:
     def start(self) -> None:
         """Begin; needs a running event loop."""
         self._scheduler.add_job(
-            self.look,
+            self._look_by_clock,
             "interval",
             id=_LOOK,
             seconds=self._poll_seconds,
@@ -75,11 +77,17 @@ class Schedule:
         if self._every_requests is not None:
             await self._scan_by_requests(self._every_requests)
 
+    async def _look_by_clock(self) -> None:
+        # A job that is cut off by the end of the scheduler has not failed.
+        with suppress(asyncio.CancelledError):
+            await self.look()
+
     async def _scan_by_clock(self) -> None:
-        try:
-            await self._runner.run(ScanTrigger.SCHEDULE)
-        except ScanBusy:
-            self._skipped("running")
+        with suppress(asyncio.CancelledError):
+            try:
+                await self._runner.run(ScanTrigger.SCHEDULE)
+            except ScanBusy:
+                self._skipped("running")
 
     async def _scan_by_requests(self, every: int) -> None:
         try:

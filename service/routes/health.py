@@ -28,7 +28,9 @@ async def get_ready(sidecar: TheSidecar) -> JSONResponse:
     listed = [check.model_dump(mode="json") for check in found]
     bad = [check for check in found if check.required and not check.ok]
     if bad:
-        return document(Kind.NOT_READY, "; ".join(f"{check.name}: {check.detail}" for check in bad), checks=listed)
+        return document(
+            Kind.NOT_READY, "; ".join(f"{check.name}: {check.detail.rstrip('.')}" for check in bad) + ".", checks=listed
+        )
     return JSONResponse({"status": "ready", "checks": listed})
 
 

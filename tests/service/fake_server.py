@@ -149,6 +149,8 @@ class FakeServer:
         rows = range(len(plan["tokens"]))
         alphas = plan["alphas"]
 
+        nonfinite = sorted(block for block in self.nan if self.gates[block] != 0.0)
+
         def losses(scan: dict[int, float]) -> list[float | None]:
             found = [self.loss(row, scan) for row in rows]
             return [None if math.isnan(loss) else loss for loss in found]
@@ -161,12 +163,10 @@ class FakeServer:
             ],
             "base_nats": losses({}),
             "nats": [
-                [] if self.gates[block] != 1.0 or not alphas else [losses({block: alpha}) for alpha in alphas]
+                [] if self.gates[block] != 1.0 or not alphas or nonfinite else [losses({block: a}) for a in alphas]
                 for block in range(self.num_blocks)
-            ]
-            if alphas
-            else [],
-            "nonfinite_blocks": sorted(block for block in self.nan if self.gates[block] != 0.0),
+            ],
+            "nonfinite_blocks": nonfinite,
             "passes": 1.0 + len(alphas) * (self.num_blocks - 1) / 2,
         }
 

@@ -1,0 +1,369 @@
+"""The API: who may do what, wrong input, mitigations, faults, health, the page."""
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from .fake_server import FakeServer
+
+Start = Callable[..., Any]
+
+
+def _problem(response: httpx.Response, status: int, name: str) -> dict[str, Any]:
+    """The problem document of a response, checked for what all of them have."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    body: dict[str, Any] = response.json()
+    assert body["type"] == f"urn:flipwatch:problem:{name}"
+    assert body["status"] == status
+    assert body["title"]
+    assert body["detail"].endswith((".", '"'))
+    return body
+
+
+# Who may do what
+
+
+async def test_a_bad_token_is_401_everywhere(start: Start) -> None:
+    """A token that nobody has is refused also where none would be needed."""
+    api = await start()
+    for path in ("/v1/states", "/v1/scans", "/v1/info", "/"):
+        response = await api.get(path, token="thief")
+        _problem(response, 401, "unauthenticated")
+        assert response.headers["www-authenticate"].startswith("Bearer")
+    _problem(await api.post("/v1/scans", {}, token=None), 401, "unauthenticated")
+    _problem(await api.client.get("/v1/states", headers={"authorization": "Basic eDp5"}), 401, "unauthenticated")
+
+
+async def test_a_token_without_the_scope_is_403(start: Start) -> None:
+    """Reading does not include mitigating, mitigating not injecting faults; the other way round it does."""
+    api = await start(faults={"enabled": True})
+    body = {"action": "skip", "blocks": [4]}
+    assert "reader" in _problem(await api.post("/v1/mitigations", body, token="reader"), 403, "forbidden")["detail"]
+    _problem(await api.get("/v1/faults", token="operator"), 403, "forbidden")
+    assert (await api.get("/v1/faults", token="boss")).status_code == 200
+    assert (await api.get("/v1/states", token="boss")).status_code == 200
+
+
+async def test_without_configured_tokens_nothing_can_be_changed(start: Start) -> None:
+    """Mutating routes refuse with a clear text while nobody could have the right token; reading works on loopback."""
+    api = await start(tokens=[])
+    detail = _problem(await api.post("/v1/scans", {}, token=None), 403, "forbidden")["detail"]
+    assert "tokens" in detail
+    assert (await api.get("/v1/states", token=None)).status_code == 200
+
+
+async def test_reading_from_elsewhere_needs_a_token(start: Start) -> None:
+    """Only callers on the loopback interface read without a token; health and metrics are open."""
+    api = await start()
+    far = httpx.AsyncClient(
+        transport=httpx.ASGITransport(api.client._transport.app, client=("192.0.2.7", 4711)), base_url="http://sidecar"
+    )
+    async with far:
+        _problem(await far.get("/v1/states"), 401, "unauthenticated")
+        _problem(await far.get("/"), 401, "unauthenticated")
+        for path in ("/metrics", "/livez", "/readyz"):
+            assert (await far.get(path)).status_code == 200
+
+
+# Wrong input
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"action": "skip", "blocks": [False]},
+        {"action": "skip", "blocks": ["4"]},
+        {"action": "skip", "blocks": [4.0]},
+        {"action": "skip", "blocks": []},
+        {"action": "skip", "blocks": [-1]},
+        {"action": "skip", "blocks": [4, 4]},
+        {"action": "skip", "blocks": [4], "alpha": 0.5},
+        {"action": "skip", "blocks": [4], "force": True},
+        {"action": "skip", "blocks": "all"},
+        {"action": "attenuate", "blocks": [4]},
+        {"action": "attenuate", "blocks": [4], "alpha": 3.0},
+        {"action": "attenuate", "blocks": [4], "alpha": True},
+        {"action": "remove", "blocks": [4]},
+        {"block": False},
+        {},
+        [],
+        None,
+    ],
+)
+async def test_a_wrong_mitigation_is_422_and_touches_nothing(start: Start, server: FakeServer, body: object) -> None:
+    """`false` is not block 0, an unknown field is no decoration, and the gates stay as they are."""
+    api = await start()
+    _problem(await api.post("/v1/mitigations", body), 422, "invalid-request")
+    assert server.gates == [1.0] * 8
+
+
+@pytest.mark.parametrize("alpha", ["NaN", "Infinity", "1e999"])
+async def test_an_alpha_that_is_not_finite_is_422(start: Start, alpha: str) -> None:
+    """Python's JSON reads NaN; the API does not."""
+    api = await start()
+    text = f'{{"action": "attenuate", "blocks": [1], "alpha": {alpha}}}'
+    headers = {"authorization": "Bearer token-of-the-operator", "content-type": "application/json"}
+    _problem(await api.client.post("/v1/mitigations", content=text, headers=headers), 422, "invalid-request")
+
+
+@pytest.mark.parametrize("body", [{"grid": "fine"}, {"grid": [1.0]}, {"grid": [0.5, 0.5]}, {"grid": []}, {"x": 1}, 3])
+async def test_a_wrong_scan_is_422(start: Start, body: object) -> None:
+    """A grid is a name or different alphas without 1."""
+    api = await start()
+    _problem(await api.post("/v1/scans", body), 422, "invalid-request")
+
+
+async def test_unknown_things_are_404_and_405(start: Start) -> None:
+    """Paths, scans, mitigations, faults and blocks that are not there, and methods that a path does not have."""
+    api = await start(faults={"enabled": True})
+    _problem(await api.get("/v2/states"), 404, "not-found")
+    _problem(await api.get("/v1/scans/nothing"), 404, "not-found")
+    _problem(await api.get("/v1/mitigations/nothing"), 404, "not-found")
+    _problem(await api.delete("/v1/mitigations/nothing"), 404, "not-found")
+    _problem(await api.delete("/v1/faults/nothing", token="boss"), 404, "not-found")
+    response = await api.delete("/v1/states")
+    _problem(response, 405, "method-not-allowed")
+    assert response.headers["allow"] == "GET"
+    body = {"action": "skip", "blocks": [8]}
+    assert "0 to 7" in _problem(await api.post("/v1/mitigations", body), 404, "unknown-block")["detail"]
+
+
+async def test_an_exception_is_a_problem_without_its_text(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of our own is 500 as a problem; what the exception says goes to the log only."""
+    api = await start()
+
+    def broken(_: int) -> None:
+        raise RuntimeError("with a secret inside")
+
+    monkeypatch.setattr(api.sidecar.store, "scans", broken)
+    response = await api.get("/v1/scans")
+    assert "secret" not in _problem(response, 500, "internal")["detail"]
+
+
+# Mitigations
+
+
+async def test_the_flagged_block_is_skipped_and_the_skip_undone(start: Start, server: FakeServer) -> None:
+    """Flagged by a scan, skipped over REST, proved by the loss, scanned again, undone."""
+    server.harm[4] = 5.0
+    api = await start()
+    await api.scanned()
+    accepted = await api.post("/v1/mitigations", {"action": "skip", "blocks": "flagged", "reason": "drill"})
+    assert accepted.status_code == 202
+    await api.sidecar.mitigator.settled()
+    record = (await api.get(accepted.headers["location"])).json()
+    assert (record["state"], record["blocks"], record["actor"]) == ("active", [4], "operator")
+    assert record["loss_before"] > record["loss_after"] + 4
+    assert server.gates[4] == 0.0
+    metrics = await api.metrics()
+    assert metrics['flipwatch_mitigation_active{block="4",model_name="toy-model"}'] == 1
+    assert metrics['flipwatch_mitigations_total{action="skip"}'] == 1
+    await _verified(api, 2)
+    state = (await api.get("/v1/states")).json()["states"][0]
+    assert (state["health"], "without block 4" in state["reason"]) == ("degraded", True)
+    undone = await api.delete(accepted.headers["location"])
+    assert undone.status_code == 202
+    await api.sidecar.mitigator.settled()
+    assert (await api.get(undone.headers["location"])).json()["state"] == "reverted"
+    assert server.gates == [1.0] * 8
+    await _verified(api, 3)
+
+
+async def _verified(api: Any, scans: int) -> None:
+    """Wait until that many scans have ended: the last by the sidecar itself, after a mitigation."""
+    async with asyncio.timeout(10):
+        while True:
+            ended = [scan for scan in (await api.get("/v1/scans")).json() if scan["state"] in ("done", "failed")]
+            if len(ended) >= scans and not api.sidecar.runner.running:
+                break
+            await asyncio.sleep(0.01)
+    assert ended[0]["trigger"] == "verification"
+
+
+async def test_a_nan_block_can_be_skipped(start: Start, server: FakeServer) -> None:
+    """The loss before is not finite, the loss after is a number."""
+    server.nan.add(2)
+    api = await start()
+    await api.scanned()
+    accepted = await api.post("/v1/mitigations", {"action": "skip", "blocks": "flagged"})
+    await api.sidecar.mitigator.settled()
+    record = (await api.get(accepted.headers["location"])).json()
+    assert (record["state"], record["loss_before_state"], record["loss_before"]) == ("active", "not_finite", None)
+    assert math.isfinite(record["loss_after"])
+
+
+async def test_a_mitigation_while_one_runs_is_409(start: Start, server: FakeServer) -> None:
+    """The second order waits for nobody and changes nothing."""
+    api = await start()
+    server.hold()
+    assert (await api.post("/v1/mitigations", {"action": "skip", "blocks": [4]})).status_code == 202
+    _problem(await api.post("/v1/mitigations", {"action": "skip", "blocks": [5]}), 409, "conflict")
+    _problem(await api.post("/v1/scans", {}), 409, "conflict")
+    server.release()
+    await api.sidecar.mitigator.settled()
+    assert server.gates[5] == 1.0
+
+
+async def test_a_mitigation_does_not_wait_for_a_scan(start: Start, server: FakeServer) -> None:
+    """A running scan gives way, is recorded as interrupted, and the monitor's state stays what it was."""
+    api = await start()
+    await api.scanned()
+    server.hold()
+    scan = await api.post("/v1/scans", {})
+    await asyncio.to_thread(server.holding.wait, 10)
+    mitigating = asyncio.create_task(api.post("/v1/mitigations", {"action": "attenuate", "blocks": [4], "alpha": 0.5}))
+    await asyncio.sleep(0)
+    server.release()
+    assert (await mitigating).status_code == 202
+    await api.sidecar.mitigator.settled()
+    assert server.gates[4] == 0.5
+    assert "gave way" not in (await api.get(scan.headers["location"])).json()["error"]
+    assert (await api.metrics())['flipwatch_scans_skipped_total{reason="interrupted"}'] == 1
+
+
+async def test_flagged_without_a_flagged_block_is_409(start: Start) -> None:
+    """`flagged` never means nothing, and never all."""
+    api = await start()
+    _problem(await api.post("/v1/mitigations", {"action": "skip", "blocks": "flagged"}), 409, "conflict")
+
+
+async def test_the_mode_observe_forbids_mitigations(start: Start) -> None:
+    """The default mode only looks."""
+    api = await start(mitigation={"mode": "observe"})
+    detail = _problem(await api.post("/v1/mitigations", {"action": "skip", "blocks": [4]}), 403, "forbidden")["detail"]
+    assert "observe" in detail
+    assert (await api.get("/v1/states")).json()["mitigation"]["offered"] is False
+
+
+async def test_vllm_away_is_503(start: Start, server: FakeServer) -> None:
+    """Without vLLM there is nothing to scan or to mitigate, and the answer says so."""
+    api = await start(faults={"enabled": True})
+    server.stop()
+    _problem(await api.post("/v1/mitigations", {"action": "skip", "blocks": [4]}), 503, "vllm-away")
+    _problem(await api.get("/v1/faults", token="boss"), 503, "vllm-away")
+
+
+async def test_automatic_mitigation_needs_k_findings(start: Start, server: FakeServer) -> None:
+    """With `automatic` and `enforce`, the second finding that flags the block takes it out; the first does not."""
+    server.harm[4] = 5.0
+    api = await start(mitigation={"mode": "enforce", "automatic": True})
+    await api.scanned()
+    assert server.gates[4] == 1.0
+    await api.scanned()
+    await api.sidecar.mitigator.settled()
+    assert server.gates[4] == 0.0
+    record = (await api.get("/v1/mitigations")).json()[0]
+    assert (record["automatic"], record["state"]) == (True, "active")
+
+
+async def test_the_alert_reaches_the_webhook(start: Start, server: FakeServer) -> None:
+    """k of n findings send one message to the receiver, over HTTP."""
+    server.harm[4] = 5.0
+    api = await start(alerts={"webhook_url": server.url + "/webhook", "k": 2, "n": 3})
+    await api.scanned()
+    await api.scanned()
+    await api.sidecar.webhook.drained()
+    assert [body["commonLabels"]["block"] for body in server.webhooks] == ["4"]
+    assert (await api.metrics())["flipwatch_alerts_sent_total"] == 1
+
+
+# Faults
+
+
+async def test_faults_are_injected_and_undone_by_admin(start: Start, server: FakeServer) -> None:
+    """The whole round over the API, and both sides write it down."""
+    api = await start(faults={"enabled": True})
+    order = {"block": 4, "tensor": "mlp.up_proj", "kind": "burst"}
+    made = await api.post("/v1/faults", order, token="boss")
+    assert made.status_code == 201
+    assert server.harm[4] == 5.0
+    assert [fault["id"] for fault in (await api.get("/v1/faults", token="boss")).json()] == [made.json()["id"]]
+    assert (await api.delete(made.headers["location"], token="boss")).status_code == 204
+    assert server.harm[4] == 0.0
+    assert [event.what for event in api.sidecar.store.events(2)] == ["fault undone", "fault injected"]
+
+
+@pytest.mark.parametrize("body", [{"block": False, "tensor": "x", "kind": "nan"}, {"block": 1}, {"block": 1, "x": 2}])
+async def test_a_wrong_fault_is_422(start: Start, body: object) -> None:
+    """`{"block": false}` is refused."""
+    api = await start(faults={"enabled": True})
+    _problem(await api.post("/v1/faults", body, token="boss"), 422, "invalid-request")
+
+
+async def test_faults_need_both_switches(start: Start, server: FakeServer) -> None:
+    """Off here, or off at the probe, is 403 even for admin."""
+    order = {"block": 4, "tensor": "mlp.up_proj", "kind": "burst"}
+    api = await start()
+    _problem(await api.post("/v1/faults", order, token="boss"), 403, "forbidden")
+    assert server.harm[4] == 0.0
+
+
+async def test_faults_that_are_off_at_the_probe_are_403(start: Start, server: FakeServer) -> None:
+    """The probe's refusal comes through with its words."""
+    server.faults_enabled = False
+    api = await start(faults={"enabled": True})
+    order = {"block": 4, "tensor": "mlp.up_proj", "kind": "burst"}
+    detail = _problem(await api.post("/v1/faults", order, token="boss"), 403, "forbidden")["detail"]
+    assert "FLIPWATCH_FAULTS=1" in detail
+
+
+# Health, info, page
+
+
+async def test_health_does_not_depend_on_the_model(start: Start, server: FakeServer) -> None:
+    """/livez and /readyz stay good without vLLM; /readyz lists that it is away."""
+    api = await start()
+    server.stop()
+    await api.sidecar.schedule.look()
+    assert (await api.get("/livez", token=None)).json() == {"status": "alive"}
+    ready = await api.get("/readyz", token=None)
+    assert ready.status_code == 200
+    checks = {check["name"]: check for check in ready.json()["checks"]}
+    assert (checks["probe"]["ok"], checks["probe"]["required"]) == (False, False)
+
+
+async def test_a_stopped_schedule_is_not_ready(start: Start) -> None:
+    """A sidecar that would never scan again says so."""
+    api = await start()
+    api.sidecar.schedule.stop()
+    # APScheduler stops in the next turn of the loop.
+    await asyncio.sleep(0)
+    problem = _problem(await api.get("/readyz"), 503, "not-ready")
+    assert "schedule" in problem["detail"]
+
+
+async def test_info_shows_no_secret(start: Start) -> None:
+    """Settings are shown to readers, tokens and keys are not."""
+    api = await start(vllm={"api_key": "key-of-vllm"}, alerts={"webhook_url": "http://127.0.0.1:9/hook-secret"})
+    response = await api.get("/v1/info")
+    assert response.json()["caller"] == {"name": "operator", "scopes": ["mitigate"]}
+    for secret in ("token-of-the", "key-of-vllm", "hook-secret"):
+        assert secret not in response.text
+
+
+async def test_the_page_shows_the_verdict_and_escapes_everything(start: Start, server: FakeServer) -> None:
+    """Names from outside cannot become HTML."""
+    server.model = "<script>alert(1)</script>"
+    server.harm[4] = 5.0
+    api = await start()
+    await api.scanned()
+    page = await api.get("/", token=None)
+    assert page.headers["content-type"].startswith("text/html")
+    assert "Corrupted" in page.text
+    assert '<tr class="flagged"><td class="n">4</td>' in page.text
+    assert "<script" not in page.text
+    assert "&lt;script&gt;" in page.text
+
+
+async def test_the_page_works_before_anything_is_known(start: Start, server: FakeServer) -> None:
+    """An empty sidecar has a page too."""
+    server.stop()
+    api = await start()
+    page = await api.get("/", token=None)
+    assert page.status_code == 200
+    assert "Not known" in page.text
