@@ -80,8 +80,8 @@ class AlphaScan(Monitor[AlphaScanPlan, AlphaScanReading, AlphaScanFinding]):
     """Reference-free localisation of a harmful block.
 
     Args:
-        tau: a block stands out when its robust z exceeds this.
-        min_gain_nats: and only when leaving it out wins at least so much.
+        tau: blocks other than the most harmful one need a robust z of the skip gain over this.
+        min_gain_nats: leaving a harmful block out wins at least so much.
     """
 
     name: ClassVar[str] = "alpha_scan"

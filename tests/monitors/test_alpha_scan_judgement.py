@@ -90,6 +90,34 @@ def test_harmful_block_is_flagged() -> None:
     assert [score.flagged for score in finding.blocks] == [False, False, False, True, False, False]
 
 
+def test_harmful_block_is_flagged_whatever_its_z() -> None:
+    """Blocks cost very different amounts to leave out, so 2 nats of harm may have a z of only 4."""
+    gains = [-1.5, -0.2, -0.6, -1.0, -0.1, 2.0]
+    curves: list[list[float | None]] = [[2.0 - gain, 2.0, 2.0, 2.0, 2.0] for gain in gains]
+    finding = AlphaScan().judge(reading(curves))
+    z = finding.blocks[5].skip_gain_z
+    assert z is not None
+    assert z < 6
+    assert finding.flagged == (5,)
+
+
+def test_shadow_of_a_strong_fault_is_named_but_not_flagged() -> None:
+    """A second block that looks harmful without standing out is in the sentence only."""
+    gains = [-1.5, -0.2, -0.6, -1.0, -0.1, 2.0, 0.5]
+    curves: list[list[float | None]] = [[2.0 - gain, 2.0, 2.0, 2.0, 2.0] for gain in gains]
+    finding = AlphaScan().judge(reading(curves))
+    assert finding.flagged == (5,)
+    assert "also better without block 6 (+0.500)" in finding.reason
+
+
+def test_two_harmful_blocks_that_stand_out_are_both_flagged() -> None:
+    """The second worst is flagged when its z is over tau as well."""
+    gains = [-0.1, -0.2, -0.3, -0.4, -0.2, 3.0, 1.0]
+    curves: list[list[float | None]] = [[2.0 - gain, 2.0, 2.0, 2.0, 2.0] for gain in gains]
+    assert AlphaScan().judge(reading(curves)).flagged == (5, 6)
+    assert AlphaScan(tau=30).judge(reading(curves)).flagged == (5,)
+
+
 def test_small_gain_is_not_flagged() -> None:
     """A gain that stands out but is below the minimum in nats does not flag."""
     curves: list[list[float | None]] = [[2.0 - gain, 2.0, 2.0, 2.0, 2.0] for gain in (0.0, 0.0, 0.0, 0.0, 0.04)]
@@ -170,7 +198,7 @@ def test_gated_block_is_degraded_and_unscored() -> None:
 
 
 def test_no_data_is_unknown() -> None:
-    """No sequences, no grid, no alpha 0, or too few blocks: unknown, never ok."""
+    """No sequences, no grid, or no alpha 0: unknown, never ok."""
     scan = AlphaScan()
     empty = AlphaScanReading(
         alphas=[], gates=[1.0], scored_tokens=[], base_nats=[], nats=[[]], nonfinite_blocks=[], passes=0.0
@@ -182,7 +210,13 @@ def test_no_data_is_unknown() -> None:
     assert no_skip.health is Health.UNKNOWN
     assert no_skip.blocks[0].skip_gain is None
     assert no_skip.blocks[0].slope is not None
-    assert scan.judge(reading([healthy(b) for b in range(3)])).health is Health.UNKNOWN
+
+
+def test_few_blocks_are_judged_without_z() -> None:
+    """Three blocks have no z, but a harmful one among them is found all the same."""
+    finding = AlphaScan().judge(reading([healthy(0), healthy(1), healthy(2)]))
+    assert (finding.health, finding.blocks[0].skip_gain_z) == (Health.OK, None)
+    assert AlphaScan().judge(reading([healthy(0), healthy(1), [1.0] * 5])).flagged == (2,)
 
 
 def test_lopsided_grid_has_no_slope() -> None:
