@@ -8,9 +8,9 @@ scope is configured, nobody can.  `/metrics`, `/livez` and `/readyz` are open.
 import hmac
 import ipaddress
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from fastapi import Request
+from fastapi import Request, Security
 from fastapi.security import HTTPBearer
 
 from .problem import Kind, ProblemError
@@ -19,7 +19,7 @@ from .settings import Scope, Token
 ANONYMOUS = "anonymous"
 """The actor of a request without a token."""
 
-BEARER = HTTPBearer(auto_error=False, description="A token of the setting `tokens`.")
+BEARER = HTTPBearer(auto_error=False, scheme_name="bearer", description="A token of the setting `tokens`.")
 
 _RANK: dict[Scope, int] = {"read": 0, "mitigate": 1, "admin": 2}
 
@@ -64,10 +64,11 @@ class Guard:
         return Caller(matched.name, matched.scopes)
 
 
-def require(scope: Scope) -> Callable[[Request], Caller]:
+def require(scope: Scope) -> Callable[..., Caller]:
     """A dependency that yields the caller of a request that has the scope."""
 
-    def caller(request: Request) -> Caller:
+    # The scheme is only named here, so that the API's description has it; `Guard` reads the header itself.
+    def caller(request: Request, _: Annotated[object, Security(BEARER)]) -> Caller:
         guard: Guard = request.app.state.guard
         return guard.caller(request, scope)
 

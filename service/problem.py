@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 from ..monitors.wire import Problem
 from .guard import (
@@ -137,7 +138,9 @@ def install(app: FastAPI) -> None:
     async def _http(request: Request, error: HTTPException) -> JSONResponse:
         headers = dict(error.headers) if error.headers else None
         if error.status_code == 405:
-            return document(Kind.METHOD_NOT_ALLOWED, f"{request.url.path} does not answer {request.method}.", headers)
+            # Starlette names only the methods of the first route of the path.
+            allow = {"Allow": ", ".join(_methods(request))}
+            return document(Kind.METHOD_NOT_ALLOWED, f"{request.url.path} does not answer {request.method}.", allow)
         if error.status_code == 404:
             return document(Kind.NOT_FOUND, f"There is nothing at {request.url.path}.", headers)
         kind = next((kind for kind in Kind if kind.status == error.status_code), Kind.INVALID)
@@ -147,6 +150,16 @@ def install(app: FastAPI) -> None:
     async def _internal(request: Request, error: Exception) -> JSONResponse:
         _log.error("request failed", path=request.url.path, exc_info=error)
         return document(Kind.INTERNAL, f"{type(error).__name__}; the log of flipwatch serve has the details.")
+
+
+def _methods(request: Request) -> list[str]:
+    """What the path of the request does answer."""
+    matching = (
+        route
+        for route in request.app.routes
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+    )
+    return sorted({method for route in matching for method in route.methods or ()})
 
 
 __all__ = ["MEDIA_TYPE", "Kind", "Problem", "ProblemError", "document", "install", "responses"]

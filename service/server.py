@@ -1,5 +1,6 @@
 """`flipwatch serve`: one process, one worker, until it is told to stop."""
 
+import signal
 import socket
 import sys
 
@@ -40,11 +41,11 @@ def serve(settings: Settings) -> int:
         # Log lines of requests are left out: a scrape every few seconds says nothing, and a URL may hold a secret.
         config = uvicorn.Config(app, log_config=None, access_log=False, workers=1, timeout_graceful_shutdown=5)
         server = uvicorn.Server(config)
-        try:
-            server.run(sockets=[listener])
-        except KeyboardInterrupt:
-            # uvicorn has shut down and now hands on the signal.
-            return 0
+        # uvicorn shuts down cleanly and then raises the signal again, for whoever was there before: that is us, and
+        # to be told to stop is no failure.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: setattr(server, "should_exit", True))
+        server.run(sockets=[listener])
     return 0 if server.started else CANNOT_START
 
 

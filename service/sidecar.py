@@ -104,6 +104,8 @@ class Sidecar:
 
     async def _verify(self) -> None:
         await self.mitigator.settled()
+        # The gates are not what they were at the last look.
+        await self.watcher.glance()
         try:
             self.runner.start(ScanTrigger.VERIFICATION)
         except ScanBusy as busy:

@@ -8,7 +8,7 @@ from ..records import MitigationAction, MitigationRecord
 from ..schemas import Accepted, MitigationOrder
 from ..sidecar import Sidecar
 from . import access
-from .access import GUARDED, Limit, Reader, TheSidecar
+from .access import GUARDED, READING, Limit, Reader, TheSidecar
 
 router = APIRouter(prefix="/v1/mitigations", tags=["mitigations"])
 
@@ -17,7 +17,7 @@ _CHANGES = responses(
 )
 
 
-@router.get("", operation_id="listMitigations", responses=responses(*GUARDED, Kind.INVALID))
+@router.get("", operation_id="listMitigations", responses=responses(*GUARDED, Kind.INVALID), openapi_extra=READING)
 async def list_mitigations(sidecar: TheSidecar, _: Reader, limit: Limit = 100) -> list[MitigationRecord]:
     """The last mitigations, newest first."""
     return sidecar.store.mitigations(limit)
@@ -41,7 +41,12 @@ async def start_mitigation(
     return await _accepted(sidecar, record, response)
 
 
-@router.get("/{mitigation_id}", operation_id="getMitigation", responses=responses(*GUARDED, Kind.NOT_FOUND))
+@router.get(
+    "/{mitigation_id}",
+    operation_id="getMitigation",
+    responses=responses(*GUARDED, Kind.NOT_FOUND),
+    openapi_extra=READING,
+)
 async def get_mitigation(sidecar: TheSidecar, _: Reader, mitigation_id: str) -> MitigationRecord:
     """One mitigation."""
     record = sidecar.store.mitigation(mitigation_id)

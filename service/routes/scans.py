@@ -5,12 +5,12 @@ from fastapi import APIRouter, Response
 from ..problem import Kind, ProblemError, responses
 from ..records import ScanRecord, ScanTrigger
 from ..schemas import Accepted, ScanOrder, ScanView
-from .access import GUARDED, Limit, Mitigator, Reader, TheSidecar
+from .access import GUARDED, READING, Limit, Mitigator, Reader, TheSidecar
 
 router = APIRouter(prefix="/v1/scans", tags=["scans"])
 
 
-@router.get("", operation_id="listScans", responses=responses(*GUARDED, Kind.INVALID))
+@router.get("", operation_id="listScans", responses=responses(*GUARDED, Kind.INVALID), openapi_extra=READING)
 async def list_scans(sidecar: TheSidecar, _: Reader, limit: Limit = 100) -> list[ScanRecord]:
     """The last scans, newest first."""
     return [sidecar.runner.record(scan.id) or scan for scan in sidecar.store.scans(limit)]
@@ -31,7 +31,7 @@ async def start_scan(sidecar: TheSidecar, _: Mitigator, response: Response, orde
     return Accepted(id=record.id, state=record.state)
 
 
-@router.get("/{scan_id}", operation_id="getScan", responses=responses(*GUARDED, Kind.NOT_FOUND))
+@router.get("/{scan_id}", operation_id="getScan", responses=responses(*GUARDED, Kind.NOT_FOUND), openapi_extra=READING)
 async def get_scan(sidecar: TheSidecar, _: Reader, scan_id: str) -> ScanView:
     """One scan with its progress, and with its finding once there is one."""
     record = sidecar.runner.record(scan_id)

@@ -11,24 +11,26 @@ from ..problem import Kind, responses
 from ..records import FindingRecord
 from ..schemas import AlertView, BlockView, MitigationOffer, StatesView, StateView
 from ..sidecar import Sidecar
-from .access import GUARDED, Limit, Reader, TheSidecar
+from .access import GUARDED, READING, Limit, Reader, TheSidecar
 
 router = APIRouter(prefix="/v1", tags=["states"])
 
 
-@router.get("/states", operation_id="getStates", responses=responses(*GUARDED))
+@router.get("/states", operation_id="getStates", responses=responses(*GUARDED), openapi_extra=READING)
 async def get_states(sidecar: TheSidecar, _: Reader) -> StatesView:
     """Health of the served model as each monitor sees it, alerts that fire, and whether a mitigation can be had."""
     return states(sidecar)
 
 
-@router.get("/blocks", operation_id="listBlocks", responses=responses(*GUARDED))
+@router.get("/blocks", operation_id="listBlocks", responses=responses(*GUARDED), openapi_extra=READING)
 async def list_blocks(sidecar: TheSidecar, _: Reader) -> list[BlockView]:
     """All blocks with gate and scores; empty before vLLM has answered."""
     return blocks(sidecar)
 
 
-@router.get("/findings", operation_id="listFindings", responses=responses(*GUARDED, Kind.INVALID))
+@router.get(
+    "/findings", operation_id="listFindings", responses=responses(*GUARDED, Kind.INVALID), openapi_extra=READING
+)
 async def list_findings(
     sidecar: TheSidecar,
     _: Reader,

@@ -28,17 +28,17 @@ class Api:
         self.sidecar = sidecar
         self.client = client
 
-    async def get(self, path: str, token: str | None = "operator") -> httpx.Response:
+    async def get(self, path: str, who: str | None = "operator") -> httpx.Response:
         """GET as the owner of a token, or without one."""
-        return await self.client.get(path, headers=_headers(token))
+        return await self.client.get(path, headers=_headers(who))
 
-    async def post(self, path: str, body: object, token: str | None = "operator") -> httpx.Response:
+    async def post(self, path: str, body: object, who: str | None = "operator") -> httpx.Response:
         """POST JSON."""
-        return await self.client.post(path, json=body, headers=_headers(token))
+        return await self.client.post(path, json=body, headers=_headers(who))
 
-    async def delete(self, path: str, token: str | None = "operator") -> httpx.Response:
+    async def delete(self, path: str, who: str | None = "operator") -> httpx.Response:
         """DELETE."""
-        return await self.client.delete(path, headers=_headers(token))
+        return await self.client.delete(path, headers=_headers(who))
 
     async def scanned(self) -> dict[str, Any]:
         """Scan once by request; the scan with its finding, as the API shows it."""
@@ -58,8 +58,8 @@ class Api:
         }
 
 
-def _headers(token: str | None) -> dict[str, str]:
-    return {} if token is None else {"authorization": f"Bearer token-of-the-{token}"}
+def _headers(who: str | None) -> dict[str, str]:
+    return {} if who is None else {"authorization": f"Bearer token-of-the-{who}"}
 
 
 @pytest.fixture

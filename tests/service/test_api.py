@@ -32,10 +32,10 @@ async def test_a_bad_token_is_401_everywhere(start: Start) -> None:
     """A token that nobody has is refused also where none would be needed."""
     api = await start()
     for path in ("/v1/states", "/v1/scans", "/v1/info", "/"):
-        response = await api.get(path, token="thief")
+        response = await api.get(path, who="thief")
         _problem(response, 401, "unauthenticated")
         assert response.headers["www-authenticate"].startswith("Bearer")
-    _problem(await api.post("/v1/scans", {}, token=None), 401, "unauthenticated")
+    _problem(await api.post("/v1/scans", {}, who=None), 401, "unauthenticated")
     _problem(await api.client.get("/v1/states", headers={"authorization": "Basic eDp5"}), 401, "unauthenticated")
 
 
@@ -43,18 +43,18 @@ async def test_a_token_without_the_scope_is_403(start: Start) -> None:
     """Reading does not include mitigating, mitigating not injecting faults; the other way round it does."""
     api = await start(faults={"enabled": True})
     body = {"action": "skip", "blocks": [4]}
-    assert "reader" in _problem(await api.post("/v1/mitigations", body, token="reader"), 403, "forbidden")["detail"]
-    _problem(await api.get("/v1/faults", token="operator"), 403, "forbidden")
-    assert (await api.get("/v1/faults", token="boss")).status_code == 200
-    assert (await api.get("/v1/states", token="boss")).status_code == 200
+    assert "reader" in _problem(await api.post("/v1/mitigations", body, who="reader"), 403, "forbidden")["detail"]
+    _problem(await api.get("/v1/faults", who="operator"), 403, "forbidden")
+    assert (await api.get("/v1/faults", who="boss")).status_code == 200
+    assert (await api.get("/v1/states", who="boss")).status_code == 200
 
 
 async def test_without_configured_tokens_nothing_can_be_changed(start: Start) -> None:
     """Mutating routes refuse with a clear text while nobody could have the right token; reading works on loopback."""
     api = await start(tokens=[])
-    detail = _problem(await api.post("/v1/scans", {}, token=None), 403, "forbidden")["detail"]
+    detail = _problem(await api.post("/v1/scans", {}, who=None), 403, "forbidden")["detail"]
     assert "tokens" in detail
-    assert (await api.get("/v1/states", token=None)).status_code == 200
+    assert (await api.get("/v1/states", who=None)).status_code == 200
 
 
 async def test_reading_from_elsewhere_needs_a_token(start: Start) -> None:
@@ -125,7 +125,7 @@ async def test_unknown_things_are_404_and_405(start: Start) -> None:
     _problem(await api.get("/v1/scans/nothing"), 404, "not-found")
     _problem(await api.get("/v1/mitigations/nothing"), 404, "not-found")
     _problem(await api.delete("/v1/mitigations/nothing"), 404, "not-found")
-    _problem(await api.delete("/v1/faults/nothing", token="boss"), 404, "not-found")
+    _problem(await api.delete("/v1/faults/nothing", who="boss"), 404, "not-found")
     response = await api.delete("/v1/states")
     _problem(response, 405, "method-not-allowed")
     assert response.headers["allow"] == "GET"
@@ -175,14 +175,11 @@ async def test_the_flagged_block_is_skipped_and_the_skip_undone(start: Start, se
 
 
 async def _verified(api: Any, scans: int) -> None:
-    """Wait until that many scans have ended: the last by the sidecar itself, after a mitigation."""
-    async with asyncio.timeout(10):
-        while True:
-            ended = [scan for scan in (await api.get("/v1/scans")).json() if scan["state"] in ("done", "failed")]
-            if len(ended) >= scans and not api.sidecar.runner.running:
-                break
-            await asyncio.sleep(0.01)
-    assert ended[0]["trigger"] == "verification"
+    """Wait for the scan that the sidecar runs by itself after a mitigation."""
+    await asyncio.gather(*api.sidecar._followers)
+    await api.sidecar.runner.idle()
+    ended = (await api.get("/v1/scans")).json()
+    assert (len(ended), ended[0]["trigger"], ended[0]["state"]) == (scans, "verification", "done")
 
 
 async def test_a_nan_block_can_be_skipped(start: Start, server: FakeServer) -> None:
@@ -245,7 +242,7 @@ async def test_vllm_away_is_503(start: Start, server: FakeServer) -> None:
     api = await start(faults={"enabled": True})
     server.stop()
     _problem(await api.post("/v1/mitigations", {"action": "skip", "blocks": [4]}), 503, "vllm-away")
-    _problem(await api.get("/v1/faults", token="boss"), 503, "vllm-away")
+    _problem(await api.get("/v1/faults", who="boss"), 503, "vllm-away")
 
 
 async def test_automatic_mitigation_needs_k_findings(start: Start, server: FakeServer) -> None:
@@ -279,11 +276,11 @@ async def test_faults_are_injected_and_undone_by_admin(start: Start, server: Fak
     """The whole round over the API, and both sides write it down."""
     api = await start(faults={"enabled": True})
     order = {"block": 4, "tensor": "mlp.up_proj", "kind": "burst"}
-    made = await api.post("/v1/faults", order, token="boss")
+    made = await api.post("/v1/faults", order, who="boss")
     assert made.status_code == 201
     assert server.harm[4] == 5.0
-    assert [fault["id"] for fault in (await api.get("/v1/faults", token="boss")).json()] == [made.json()["id"]]
-    assert (await api.delete(made.headers["location"], token="boss")).status_code == 204
+    assert [fault["id"] for fault in (await api.get("/v1/faults", who="boss")).json()] == [made.json()["id"]]
+    assert (await api.delete(made.headers["location"], who="boss")).status_code == 204
     assert server.harm[4] == 0.0
     assert [event.what for event in api.sidecar.store.events(2)] == ["fault undone", "fault injected"]
 
@@ -292,14 +289,14 @@ async def test_faults_are_injected_and_undone_by_admin(start: Start, server: Fak
 async def test_a_wrong_fault_is_422(start: Start, body: object) -> None:
     """`{"block": false}` is refused."""
     api = await start(faults={"enabled": True})
-    _problem(await api.post("/v1/faults", body, token="boss"), 422, "invalid-request")
+    _problem(await api.post("/v1/faults", body, who="boss"), 422, "invalid-request")
 
 
 async def test_faults_need_both_switches(start: Start, server: FakeServer) -> None:
     """Off here, or off at the probe, is 403 even for admin."""
     order = {"block": 4, "tensor": "mlp.up_proj", "kind": "burst"}
     api = await start()
-    _problem(await api.post("/v1/faults", order, token="boss"), 403, "forbidden")
+    _problem(await api.post("/v1/faults", order, who="boss"), 403, "forbidden")
     assert server.harm[4] == 0.0
 
 
@@ -308,7 +305,7 @@ async def test_faults_that_are_off_at_the_probe_are_403(start: Start, server: Fa
     server.faults_enabled = False
     api = await start(faults={"enabled": True})
     order = {"block": 4, "tensor": "mlp.up_proj", "kind": "burst"}
-    detail = _problem(await api.post("/v1/faults", order, token="boss"), 403, "forbidden")["detail"]
+    detail = _problem(await api.post("/v1/faults", order, who="boss"), 403, "forbidden")["detail"]
     assert "FLIPWATCH_FAULTS=1" in detail
 
 
@@ -320,8 +317,8 @@ async def test_health_does_not_depend_on_the_model(start: Start, server: FakeSer
     api = await start()
     server.stop()
     await api.sidecar.schedule.look()
-    assert (await api.get("/livez", token=None)).json() == {"status": "alive"}
-    ready = await api.get("/readyz", token=None)
+    assert (await api.get("/livez", who=None)).json() == {"status": "alive"}
+    ready = await api.get("/readyz", who=None)
     assert ready.status_code == 200
     checks = {check["name"]: check for check in ready.json()["checks"]}
     assert (checks["probe"]["ok"], checks["probe"]["required"]) == (False, False)
@@ -352,7 +349,7 @@ async def test_the_page_shows_the_verdict_and_escapes_everything(start: Start, s
     server.harm[4] = 5.0
     api = await start()
     await api.scanned()
-    page = await api.get("/", token=None)
+    page = await api.get("/", who=None)
     assert page.headers["content-type"].startswith("text/html")
     assert "Corrupted" in page.text
     assert '<tr class="flagged"><td class="n">4</td>' in page.text
@@ -364,6 +361,6 @@ async def test_the_page_works_before_anything_is_known(start: Start, server: Fak
     """An empty sidecar has a page too."""
     server.stop()
     api = await start()
-    page = await api.get("/", token=None)
+    page = await api.get("/", who=None)
     assert page.status_code == 200
     assert "Not known" in page.text

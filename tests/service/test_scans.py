@@ -302,11 +302,11 @@ async def test_with_a_clock_the_first_scan_does_not_wait(start: Start, server: F
     assert len((await api.get("/v1/scans")).json()) == 2
 
 
-async def test_the_clock_really_ticks(start: Start, server: FakeServer) -> None:
+async def test_the_clock_really_ticks(start: Start, server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """APScheduler runs the look by itself: a restart is noticed without anybody asking."""
     api = await start(vllm={"poll_seconds": 0.05})
+    noticed = asyncio.Event()
+    monkeypatch.setattr(api.sidecar.live, "restarted", noticed.set)
     server.restart()
     async with asyncio.timeout(10):
-        while api.sidecar.live.restarts_seen == 0:
-            await asyncio.sleep(0.01)
-    assert api.sidecar.live.facts.boot_id == server.boot_id
+        await noticed.wait()

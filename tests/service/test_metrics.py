@@ -1,0 +1,140 @@
+"""The metrics: a golden file of a fixed state, promtool's opinion, and what is absent."""
+
+import re
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from flipwatch.monitors.alpha_scan import AlphaScanFinding, BlockScore
+from flipwatch.monitors.finding import Action, Health, Place
+from flipwatch.monitors.wire import ModelFacts, SelfTest, SelfTestState
+from flipwatch.service.alerts import Alerts
+from flipwatch.service.live import Live
+from flipwatch.service.metrics import SidecarCollector
+from flipwatch.service.records import FindingRecord, MitigationAction
+
+GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
+
+FACTS = ModelFacts(
+    boot_id="boot",
+    model="/models/toy",
+    architecture="ToyForCausalLM",
+    layer_class="ToyLayer",
+    num_blocks=3,
+    armed=True,
+    refusal=None,
+    scan_refusal=None,
+    mode="compiled",
+    dtype="bfloat16",
+    tensor_parallel_size=1,
+    pipeline_parallel_size=1,
+    data_parallel_size=1,
+    max_tokens=2048,
+    gates=[1.0, 0.0, 1.0],
+    self_test=SelfTest(state=SelfTestState.PASSED, reason="All gates act."),
+    faults_enabled=False,
+    faults=[],
+    flipwatch_version="0.1.0",
+    vllm_version="0.32.0",
+    torch_version="2.13.0",
+)
+
+FINDING = AlphaScanFinding(
+    monitor="alpha_scan",
+    health=Health.FAILED,
+    reason="block 2 does harm",
+    places=(Place(block=2, reason="skip gain 0.75 nats, z 12.5"),),
+    action=Action.SKIP,
+    base_loss_nats=3.5,
+    tau=6.0,
+    min_gain_nats=0.05,
+    blocks=(
+        BlockScore(block=0, bss=0.5, slope=-0.25, skip_gain=-1.0, largest_deviation=0.375, bss_z=1.5, skip_gain_z=-0.5),
+        BlockScore(block=1),
+        BlockScore(block=2, bss=0.25, slope=0.5, skip_gain=0.75, bss_z=-1.5, skip_gain_z=12.5, flagged=True),
+    ),
+    flagged=(2,),
+    gates=(1.0, 0.0, 1.0),
+)
+
+
+def _registry(live: Live, alerts: Alerts | None = None) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(
+        SidecarCollector(
+            live,
+            alerts or Alerts(k=1, n=3),
+            tau=6.0,
+            open_mitigations=list,
+            mitigations_done=lambda: Counter({MitigationAction.SKIP: 2}),
+            mitigations_failed=Counter,
+            deliveries=lambda: (3, 1),
+        )
+    )
+    return registry
+
+
+def _known() -> tuple[Live, Alerts]:
+    """A state in which every family has a value."""
+    live = Live(monitors=("alpha_scan",), facts=FACTS, model_name="toy", up=True)
+    live.scans, live.scan_failures, live.scan_parts, live.engine_held_seconds = 7, 1, 120, 4.5
+    live.scans_skipped["running"] = 2
+    live.last_scan_at, live.last_scan_seconds = 1_800_000_000.0, 12.5
+    live.found(FINDING, "finding", 1_800_000_000.0)
+    alerts = Alerts(k=1, n=3)
+    alerts.restore(
+        [
+            FindingRecord(
+                id="finding",
+                scan_id="scan",
+                monitor="alpha_scan",
+                created_at=1_800_000_000.0,
+                health=FINDING.health,
+                body=FINDING.model_dump(mode="json"),
+            )
+        ]
+    )
+    return live, alerts
+
+
+def _text(registry: CollectorRegistry) -> str:
+    text = generate_latest(registry).decode()
+    return re.sub(r"(flipwatch_build_info\{)[^}]*", r'\1python_version="X",version="X"', text)
+
+
+def test_the_output_is_the_golden_file() -> None:
+    """Names, labels, HELP and TYPE are an interface; after a wanted change write the output to the golden file."""
+    assert _text(_registry(*_known())) == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_promtool_has_no_complaint() -> None:
+    """Prometheus' own linter accepts the whole output; it is in Debian's package `prometheus`."""
+    promtool = shutil.which("promtool")
+    assert promtool is not None, "promtool is missing: apt-get install --no-install-recommends prometheus"
+    text = _text(_registry(*_known()))
+    checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, timeout=60)
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+
+
+def test_nothing_is_claimed_before_anything_is_known() -> None:
+    """No block, no loss, no time of a scan: absent, not zero; counters are there from the start."""
+    text = _text(_registry(Live(monitors=("alpha_scan",))))
+    samples = [line for line in text.splitlines() if not line.startswith("#")]
+    assert "flipwatch_up 0.0" in samples
+    assert 'flipwatch_health_state{monitor="alpha_scan",state="unknown"} 1.0' in samples
+    assert 'flipwatch_scans_skipped_total{reason="running"} 0.0' in samples
+    unknown = ("flipwatch_block_", "flipwatch_base_loss", "flipwatch_last_scan", "flipwatch_mitigation_active")
+    assert not [line for line in samples if line.startswith(unknown)]
+    assert "NaN" not in text
+
+
+def test_a_loss_that_is_not_finite_is_absent_and_said() -> None:
+    """base_loss_finite is 0, base_loss_nats is not there at all."""
+    live, alerts = _known()
+    live.found(FINDING.model_copy(update={"base_loss_nats": None}), "finding", 1.0)
+    text = _text(_registry(live, alerts))
+    assert 'flipwatch_base_loss_finite{model_name="toy"} 0.0' in text
+    assert "flipwatch_base_loss_nats{" not in text

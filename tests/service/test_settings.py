@@ -1,0 +1,153 @@
+"""Settings: where they come from, what is refused, and in which words."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from flipwatch.service.settings import ConfigurationError, Settings, load_settings
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.upper().startswith("FLIPWATCH_"):
+            monkeypatch.delenv(name)
+
+
+def _file(folder: Path, text: str) -> Path:
+    path = folder / "flipwatch.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_environment_wins_over_the_file_and_the_file_over_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arguments, environment, YAML, defaults: in this order, merged per setting."""
+    path = _file(tmp_path, "listen_port: 1000\nscan: {every_minutes: 5, duty: 0.1}\nvllm: {url: 'http://a:1'}\n")
+    monkeypatch.setenv("FLIPWATCH_CONFIG", str(path))
+    monkeypatch.setenv("FLIPWATCH_SCAN__DUTY", "0.5")
+    settings = load_settings(listen_host="::1")
+    assert (settings.listen_host, settings.listen_port) == ("::1", 1000)
+    assert (settings.scan.every_minutes, settings.scan.duty) == (5.0, 0.5)
+    assert settings.vllm.base_url == "http://a:1"
+    assert settings.alpha_scan.tau == 6.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("FLIPWATCH_SCAM__DUTY", "1", "FLIPWATCH_SCAM__DUTY is not a setting"),
+        ("FLIPWATCH_DUTY", "1", "FLIPWATCH_DUTY is not a setting"),
+        ("FLIPWATCH_SCAN__DUTTY", "1", "The setting scan.dutty does not exist"),
+        ("FLIPWATCH_SCAN__DUTY", "2", "The setting scan.duty is wrong: Input should be less than or equal to 1"),
+        ("FLIPWATCH_SCAN__GRID", "fine", "in FLIPWATCH_SCAN__GRID."),
+        ("FLIPWATCH_SCAN__GRID", "[1.0]", "leave 1.0 out"),
+        ("FLIPWATCH_ALERTS__N", "1", "alerts.n must not be smaller than alerts.k"),
+        ("FLIPWATCH_TOKENS", "secret-no-json", "write lists and sections as JSON"),
+        ("FLIPWATCH_TOKENS", '[{"name": "a", "token": "short-1", "scopes": ["read"]}]', "The setting tokens.0.token"),
+        ("FLIPWATCH_CONFIG", "/nowhere.yaml", "/nowhere.yaml, which cannot be read: No such file"),
+    ],
+)
+def test_a_wrong_variable_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, sentence: str
+) -> None:
+    """It names the setting, says what is wrong and what to do, and never repeats a secret."""
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings()
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith(".")
+    assert "short-1" not in str(caught.value)
+    assert "secret-no-json" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("scann: {}", "The setting scann does not exist"),
+        ("scan: {dutty: 1}", "The setting scan.dutty does not exist"),
+        ("- 1", "must hold settings"),
+        ("a: [", "is not valid YAML near line 1"),
+        ("faults: {enabled: perhaps}", "The setting faults.enabled is wrong"),
+    ],
+)
+def test_a_wrong_file_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    """Unknown keys are refused in YAML too."""
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(_file(tmp_path, text))
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_variables_of_the_probe_and_the_command_line_mean_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One environment for vLLM, sidecar and command line works; FLIPWATCH_FAULTS is not the section `faults`."""
+    for name in ("DISABLE", "FAULTS", "CPU_PLAIN_WEIGHTS", "URL", "TOKEN"):
+        monkeypatch.setenv(f"FLIPWATCH_{name}", "1")
+    settings = load_settings()
+    assert settings.faults.enabled is False
+    assert settings.tokens == []
+
+
+def test_a_grid_is_a_name_or_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both come through the environment."""
+    monkeypatch.setenv("FLIPWATCH_SCAN__GRID", "full")
+    assert load_settings().scan.grid == "full"
+    monkeypatch.setenv("FLIPWATCH_SCAN__GRID", "[0, 0.7, 1.3]")
+    assert load_settings().scan.grid == [0.0, 0.7, 1.3]
+
+
+def test_a_schedule_can_be_switched_off_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`null` stands for none."""
+    monkeypatch.setenv("FLIPWATCH_SCAN__EVERY_MINUTES", "null")
+    assert load_settings().scan.every_minutes is None
+
+
+def test_the_probe_token_comes_from_variable_or_file_or_is_asked_for(tmp_path: Path) -> None:
+    """A missing or empty token is a sentence that says what to set."""
+    path = tmp_path / "token"
+    path.write_text("from-a-file\n", encoding="utf-8")
+    assert Settings(probe_token="direct").probe_secret() == "direct"
+    assert Settings(probe_token_file=path).probe_secret() == "from-a-file"
+    path.write_text("\n", encoding="utf-8")
+    for settings in (Settings(), Settings(probe_token_file=path), Settings(probe_token_file=tmp_path / "nothing")):
+        with pytest.raises(ConfigurationError, match="token"):
+            settings.probe_secret()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("- {name: a, token: secret-value, scopes: [all]}", "tokens_file.scopes.0 is wrong"),
+        ("name: a", "must hold a list"),
+        ("- [secret-value", "is not valid YAML"),
+        ("- {name: a, token: secret-value, scopes: [read]}\n" * 2, "same name"),
+    ],
+)
+def test_a_wrong_tokens_file_is_one_sentence_without_a_token(tmp_path: Path, text: str, sentence: str) -> None:
+    """Nothing of the file is repeated."""
+    with pytest.raises(ConfigurationError) as caught:
+        Settings(tokens_file=_file(tmp_path, text)).api_tokens()
+    assert sentence in str(caught.value)
+    assert "secret-value" not in str(caught.value)
+
+
+def test_tokens_of_setting_and_file_are_joined(tmp_path: Path) -> None:
+    """Both lists count."""
+    path = _file(tmp_path, "- {name: b, token: token-of-b, scopes: [admin]}")
+    tokens = Settings(tokens_file=path, tokens=[{"name": "a", "token": "token-of-a", "scopes": ["read"]}]).api_tokens()
+    assert [token.name for token in tokens] == ["a", "b"]
+
+
+def test_shown_settings_hold_no_secret() -> None:
+    """Tokens, keys, the webhook and a password in vLLM's URL are blanked."""
+    shown = Settings(
+        probe_token="secret-1",
+        tokens=[{"name": "a", "token": "secret-2", "scopes": ["read"]}],
+        vllm={"url": "http://user:secret-3@host:1", "api_key": "secret-4"},
+        alerts={"webhook_url": "http://host/secret-5"},
+    ).public()
+    assert "secret" not in str(shown).replace("probe_token", "")
+    assert shown["vllm"]["url"] == "http://host:1"
