@@ -43,7 +43,9 @@ def openapi_document() -> dict[str, Any]:
 
 
 def _bare(**options: Any) -> FastAPI:
-    app = FastAPI(title="Flipwatch", version=__version__, description=_DESCRIPTION, redoc_url=None, **options)
+    app = FastAPI(
+        title="Flipwatch", version=__version__, description=_DESCRIPTION, docs_url=None, redoc_url=None, **options
+    )
     install(app)
     for router in ROUTERS:
         app.include_router(router)

@@ -60,7 +60,7 @@ def render(
             f"<header><h1>Flipwatch</h1><span>{name}</span>"
             f'<span class="soft">{_at(now)} UTC</span>'
             '<nav class="soft"><a href="/v1/states">states</a><a href="/v1/blocks">blocks</a>'
-            '<a href="/metrics">metrics</a><a href="/docs">API</a></nav></header>',
+            '<a href="/metrics">metrics</a><a href="/openapi.json">API</a></nav></header>',
             "".join(_verdict(state) for state in _worst_first(states.states)),
             _alerts(states),
             _mitigations(states, mitigations),

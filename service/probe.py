@@ -63,7 +63,7 @@ class ProbeNonsense(ProbeError):
 class Probe:
     """The probe of one vLLM server.  `timeout` is in seconds and holds for the quick requests."""
 
-    def __init__(self, base_url: str, token: str, *, timeout: float = 10.0) -> None:
+    def __init__(self, base_url: str, token: str, *, timeout: float = 30.0) -> None:
         self._url = base_url
         self._client = httpx.AsyncClient(
             base_url=base_url + PREFIX,

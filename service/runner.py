@@ -142,13 +142,13 @@ class Runner:
     async def loss(self) -> float | None:
         """Loss in nats per scored token of the model as served now; None when it is not finite.
 
-        A running scan gives way: the model is about to change under it, and help must not wait.  Raises
-        `LossUnavailable` or `ProbeError`.
+        A running scan gives way: the model is about to change under it.  Parts keep to their budget, but nothing rests
+        between them: help must not wait.  Raises `LossUnavailable` or `ProbeError`.
         """
         await self.interrupt("A mitigation took the engine; a new scan follows.")
         async with self._engine:
             try:
-                reading = await self._measure([])
+                reading = await self._measure([], duty=1.0)
             except (ScanError, VllmError, ValidationSetError) as error:
                 raise LossUnavailable(str(error)) from error
         finding = self._monitor.judge(reading)
@@ -165,7 +165,7 @@ class Runner:
         try:
             async with self._engine:
                 self._keep(record.model_copy(update={"state": ScanState.RUNNING}))
-                reading = await self._measure(alphas(grid or self._settings.grid))
+                reading = await self._measure(alphas(grid or self._settings.grid), duty=self._settings.duty)
             finding = self._as_offered(self._monitor.judge(reading))
         except asyncio.CancelledError as cancelled:
             self._interrupted(self._current(record), str(cancelled) or "The sidecar was stopped.")
@@ -220,7 +220,7 @@ class Runner:
 
     # One measurement
 
-    async def _measure(self, grid: list[float]) -> AlphaScanReading:
+    async def _measure(self, grid: list[float], *, duty: float) -> AlphaScanReading:
         """Order, advance to the end, check that it was one model all the time."""
         facts = await self._watcher.look()
         if facts.scan_refusal is not None:
@@ -235,7 +235,7 @@ class Runner:
         except ProbeRefused as refused:
             raise ScanError(f"The probe refused the scan (HTTP {refused.status}): {refused.detail}") from refused
         try:
-            reading = await self._advance(progress)
+            reading = await self._advance(progress, duty)
         except ProbeRefused as refused:
             raise await self._explained(refused, facts) from refused
         after = await self._watcher.look()
@@ -243,9 +243,9 @@ class Runner:
             raise ModelChanged("vLLM was restarted while it was measured.")
         return AlphaScanReading.model_validate(reading)
 
-    async def _advance(self, progress: Progress) -> dict[str, Any]:
+    async def _advance(self, progress: Progress, duty: float) -> dict[str, Any]:
         """All parts of an ordered measurement; its reading."""
-        pace = Pace(self._settings.part_budget_ms / 1000.0, self._settings.duty)
+        pace = Pace(self._settings.part_budget_ms / 1000.0, duty)
         try:
             self._note(progress)
             while progress.reading is None:

@@ -102,7 +102,9 @@ class StatesView(View):
     away: str | None = Field(description="Why it does not, one sentence.")
     model_name: str | None
     boot_id: str | None = Field(description="Changes when vLLM is restarted.")
-    gates: list[float] | None = Field(description="Alpha of each block as served now; null while vLLM is away.")
+    gates: list[float] | None = Field(
+        description="Alpha of each block as served now; null while vLLM is away or has no gates."
+    )
     scanning: bool
     last_scan_at: float | None
     mitigation: MitigationOffer

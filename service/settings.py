@@ -92,7 +92,7 @@ class ValidationSettings(Section):
 
     file: Path | None = None
     """JSONL with `prompt` and `answer`; None means the set that ships with Flipwatch."""
-    max_items: int = Field(default=16, ge=1)
+    max_items: int = Field(default=64, ge=1)
     max_tokens: int = Field(default=64, ge=2)
     score: Literal["all", "answer"] = "all"
 

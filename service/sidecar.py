@@ -8,7 +8,7 @@ from typing import Self
 import structlog
 
 from ..monitors.alpha_scan import AlphaScan
-from ..monitors.finding import Finding
+from ..monitors.finding import Finding, Health
 from ..monitors.wire import ModelFacts
 from .alerts import Alerts
 from .live import Live
@@ -65,6 +65,8 @@ class Sidecar:
         )
         self.mitigator = Mitigator(self.probe, self.store, settings.mitigation, self.runner.loss)
         self.schedule = Schedule(settings, self.live, self.runner, self.watcher, self.vllm)
+        self._judged = 0
+        """Findings about the vLLM process of now."""
         self._followers: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -113,6 +115,7 @@ class Sidecar:
 
     def _arrived(self, facts: ModelFacts) -> None:
         """vLLM is there, for the first time or as a new process."""
+        self._judged = 0
         detail = {"boot_id": facts.boot_id, "model": facts.model, "armed": facts.armed}
         self.store.add_event(Event(at=self.now(), actor=ITSELF, what="vllm arrived", detail=detail))
         for record in self.mitigator.recover(facts):
@@ -123,7 +126,10 @@ class Sidecar:
     async def _told(self, finding: Finding, kept: FindingRecord) -> None:
         """A finding is there: alert, and act if that is allowed."""
         self.alerts.observe(kept, self.live.model_name or "")
-        record = await self.mitigator.consider(finding, self.alerts.confirmed_blocks)
+        self._judged += finding.health is not Health.UNKNOWN
+        # What was found in a process that is gone is no reason to change this one.
+        enough = self._judged >= self.settings.alerts.k
+        record = await self.mitigator.consider(finding, self.alerts.confirmed_blocks if enough else frozenset())
         if record is not None:
             await self.follow(record)
 

@@ -37,10 +37,10 @@ class Watcher:
                 self._live.up = False
                 self._live.away = str(error)
                 raise
-            name = await self._name(facts)
+            self._see(facts, await self._name(facts))
             if facts.armed and facts.self_test.state is SelfTestState.NOT_RUN:
                 facts = await self._self_tested(facts)
-            self._see(facts, name)
+                self._live.facts = facts
             return facts
 
     async def glance(self) -> None:

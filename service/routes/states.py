@@ -53,7 +53,7 @@ def states(sidecar: Sidecar) -> StatesView:
         away=None if live.up else live.away,
         model_name=live.model_name,
         boot_id=live.facts.boot_id if live.up and live.facts is not None else None,
-        gates=live.facts.gates if live.up and live.facts is not None else None,
+        gates=live.facts.gates if live.up and live.facts is not None and live.facts.armed else None,
         scanning=sidecar.runner.running,
         last_scan_at=live.last_scan_at,
         mitigation=MitigationOffer(mode=mode, offered=refusal is None, reason=refusal),
@@ -86,11 +86,11 @@ def blocks(sidecar: Sidecar) -> list[BlockView]:
     }
     return [
         BlockView(
-            gate=gate if sidecar.live.up else None,
+            gate=facts.gates[block] if sidecar.live.up and facts.armed else None,
             mitigation_id=held.get(block),
             **({"block": block, "flagged": None} if block not in scores else scores[block].model_dump()),
         )
-        for block, gate in enumerate(facts.gates)
+        for block in range(facts.num_blocks)
     ]
 
 

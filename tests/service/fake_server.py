@@ -53,6 +53,8 @@ class FakeServer:
         self.seen: list[str] = []
         self.steps: list[int] = []
         """Size of each part that was asked for."""
+        self.hold_after_gates = False
+        """Hold all parts from the next change of gates on: a mitigation stays in the middle."""
         self.refuse: dict[str, tuple[int, str]] = {}
         self.webhooks: list[dict[str, Any]] = []
         """Bodies that reached POST /webhook."""
@@ -243,7 +245,7 @@ class FakeServer:
                 "pipeline_parallel_size": 1,
                 "data_parallel_size": 1,
                 "max_tokens": 2048,
-                "gates": self.gates,
+                "gates": self.gates if self.armed else [],
                 "self_test": self._self_test,
                 "faults_enabled": self.faults_enabled,
                 "faults": [fault.model_dump(mode="json") for fault in self.faults.values()],
@@ -270,6 +272,8 @@ class FakeServer:
             for gate in change.gates:
                 self.gates[gate.block] = gate.alpha
             self.void()
+            if self.hold_after_gates:
+                self.hold()
             return JSONResponse({"gates": self.gates, "paused_seconds": 0.01})
 
         @app.post(PREFIX + "/measurements")

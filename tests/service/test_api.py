@@ -258,6 +258,30 @@ async def test_automatic_mitigation_needs_k_findings(start: Start, server: FakeS
     assert (record["automatic"], record["state"]) == (True, "active")
 
 
+async def test_findings_about_a_restarted_vllm_do_not_count_for_the_new_one(start: Start, server: FakeServer) -> None:
+    """k of n begins anew after a restart: one finding about the new process is not enough to change it."""
+    server.harm[4] = 5.0
+    api = await start(mitigation={"mode": "enforce", "automatic": True})
+    await api.scanned()
+    server.restart()
+    server.harm[4] = 5.0
+    await api.sidecar.schedule.look()
+    await api.scanned()
+    await api.sidecar.mitigator.settled()
+    assert server.gates[4] == 1.0
+
+
+async def test_a_model_without_gates_has_blocks_and_no_offer(start: Start, server: FakeServer) -> None:
+    """An architecture that the probe refuses is shown as it is: no gate is not gate 1."""
+    server.armed = False
+    api = await start()
+    assert [block["gate"] for block in (await api.get("/v1/blocks")).json()] == [None] * 8
+    states = (await api.get("/v1/states")).json()
+    assert states["gates"] is None
+    assert "ToyLayer is not supported" in states["mitigation"]["reason"]
+    assert (await api.metrics())["flipwatch_gates_usable"] == 0
+
+
 async def test_the_alert_reaches_the_webhook(start: Start, server: FakeServer) -> None:
     """k of n findings send one message to the receiver, over HTTP."""
     server.harm[4] = 5.0

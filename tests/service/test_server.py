@@ -7,9 +7,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -128,3 +129,49 @@ def test_a_second_sidecar_on_the_same_store_does_not_start(server: FakeServer, t
             _, log = second.communicate(timeout=60)
         assert second.returncode == 2
         assert len(log.splitlines()) == 1
+
+
+@pytest.mark.parametrize("way", ["finish", "undo"])
+def test_a_sidecar_killed_in_the_middle_of_a_mitigation_comes_back(
+    server: FakeServer, tmp_path: Path, way: str
+) -> None:
+    """Killed by signal 9 after the gates were written: the next start shows it, and can finish or undo it."""
+    server.hold_after_gates = True
+    boss = {"authorization": "Bearer token-of-the-boss"}
+    port = _free_port()
+    environment = _environment(
+        server, tmp_path, port, FLIPWATCH_MITIGATION__MODE="enforce", FLIPWATCH_SCAN__EVERY_MINUTES="null"
+    )
+    url = f"http://127.0.0.1:{port}"
+    with httpx.Client(base_url=url, headers=boss, trust_env=False) as client, _started(environment) as first:
+        _answers(url, first)
+        _until(client, "/v1/states", lambda states: states["mitigation"]["offered"])
+        path = client.post("/v1/mitigations", json={"action": "skip", "blocks": [4]}).headers["location"]
+        assert server.holding.wait(30)
+        first.kill()
+    server.hold_after_gates = False
+    server.release()
+    assert server.gates[4] == 0.0
+    with httpx.Client(base_url=url, headers=boss, trust_env=False) as client, _started(environment) as second:
+        _answers(url, second)
+        _until(client, path, lambda record: record["state"] == "interrupted")
+        if way == "finish":
+            assert client.post(f"{path}/finish").status_code == 202
+            _until(client, path, lambda record: record["state"] == "active")
+            assert server.gates[4] == 0.0
+        else:
+            assert client.delete(path).status_code == 202
+            _until(client, path, lambda record: record["state"] == "reverted")
+            assert server.gates == [1.0] * 8
+
+
+def _until(client: httpx.Client, path: str, met: Callable[[dict[str, Any]], bool]) -> None:
+    """Ask the other process until it says so."""
+    end = time.monotonic() + 30
+    while True:
+        answer = client.get(path).json()
+        if met(answer):
+            return
+        if time.monotonic() > end:
+            pytest.fail(f"{path} stays at {answer}")
+        time.sleep(0.05)
