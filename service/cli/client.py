@@ -6,6 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+from pydantic import ValidationError
+
+from ...monitors.wire import Problem
 
 URL_VARIABLE = "FLIPWATCH_URL"
 TOKEN_VARIABLE = "FLIPWATCH_TOKEN"  # noqa: S105 - a name, no secret
@@ -90,10 +93,9 @@ class Sidecar:
                 return f"The sidecar at {self.url} wants a token: set {TOKEN_VARIABLE}."
             return f"The sidecar at {self.url} refused the token in {TOKEN_VARIABLE}."
         try:
-            detail = response.json()["detail"]
-        except (ValueError, KeyError, TypeError):
+            return " ".join(Problem.model_validate_json(response.content).detail.split())
+        except ValidationError:
             return f"{self.url} answered {method} {path} with HTTP {response.status_code}: is this Flipwatch's sidecar?"
-        return " ".join(str(detail).split())
 
     def _body(self, response: httpx.Response) -> Any:
         try:

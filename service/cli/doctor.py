@@ -163,4 +163,4 @@ def _switches(info: Json, facts: ModelFacts | None, checks: list[Check]) -> None
     state = f"{'on' if here else 'off'} at the sidecar, {'on' if there else 'off'} at the probe"
     checks.append(Check("faults", None, f"injection is {state}" + ("; not for production" if here and there else "")))
     if facts is not None and facts.faults:
-        checks.append(Check("faults", None, f"{len(facts.faults)} injected faults are in the model now"))
+        checks.append(Check("damage", None, f"{len(facts.faults)} injected faults are in the model now"))

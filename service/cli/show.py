@@ -9,8 +9,8 @@ from rich.table import Table
 
 
 def console() -> Console:
-    """Standard output; without colour when it is no terminal or NO_COLOR is set."""
-    return Console(highlight=False, soft_wrap=True)
+    """Standard output; without colour when it is no terminal or NO_COLOR is set, and never cut off in a pipe."""
+    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 10_000)
 
 
 def print_json(value: Any) -> None:

@@ -1,0 +1,321 @@
+"""The program `flipwatch` as people call it, against a real `flipwatch serve` beside the fake vLLM."""
+
+import json
+import os
+import pty
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from .fake_server import PROBE_TOKEN, FakeServer
+
+PROGRAM = [sys.executable, "-m", "flipwatch.service.cli"]
+BOSS, READER = "token-of-the-boss", "token-of-the-reader"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _plain_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("FLIPWATCH_")}
+
+
+@dataclass
+class Desk:
+    """A running sidecar, its fake vLLM, and a shell with the right variables."""
+
+    vllm: FakeServer
+    url: str
+    config: Path
+
+    def run(self, *arguments: str, token: str | None = BOSS, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Call the program."""
+        environment = _plain_environment() | {"FLIPWATCH_URL": self.url}
+        if token is not None:
+            environment["FLIPWATCH_TOKEN"] = token
+        return subprocess.run(
+            [*PROGRAM, *arguments], env=environment | variables, capture_output=True, text=True, timeout=60
+        )
+
+    def json(self, *arguments: str, code: int = 0) -> Any:
+        """Call the program with --json; the parsed output."""
+        done = self.run(*arguments, "--json")
+        assert done.returncode == code, done.stderr
+        return json.loads(done.stdout)
+
+    def refused(self, *arguments: str, words: str, token: str | None = BOSS, **variables: str) -> None:
+        """The call ends with code 2 and one sentence on standard error that has the words."""
+        done = self.run(*arguments, token=token, **variables)
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert done.stderr.startswith("flipwatch: ")
+        assert words in done.stderr
+        assert "Traceback" not in done.stdout
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    """One sidecar for the whole file; each test leaves the model healthy."""
+    folder = tmp_path_factory.mktemp("sidecar")
+    config = folder / "flipwatch.yaml"
+    port = _free_port()
+    with FakeServer() as vllm:
+        settings = {
+            "listen_port": port,
+            "data_dir": str(folder / "data"),
+            "probe_token": PROBE_TOKEN,
+            "tokens": [
+                {"name": "boss", "token": BOSS, "scopes": ["admin"]},
+                {"name": "reader", "token": READER, "scopes": ["read"]},
+            ],
+            "vllm": {"url": vllm.url, "poll_seconds": 0.2},
+            "scan": {"every_minutes": None, "duty": 1.0},
+            "validation": {"max_items": 4},
+            "mitigation": {"mode": "enforce", "max_actions": 100},
+            "faults": {"enabled": True},
+        }
+        config.write_text(json.dumps(settings))
+        with (folder / "log").open("w") as log:
+            process = subprocess.Popen(
+                [*PROGRAM, "serve", "--config", str(config)], env=_plain_environment(), stderr=log
+            )
+        try:
+            desk = Desk(vllm, f"http://127.0.0.1:{port}", config)
+            _wait_until_it_watches(desk.url, process)
+            yield desk
+        finally:
+            process.terminate()
+            assert process.wait(20) == 0
+
+
+def _wait_until_it_watches(url: str, process: "subprocess.Popen[bytes]") -> None:
+    end = time.monotonic() + 30
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            if httpx.get(url + "/v1/states", trust_env=False).json()["up"]:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.05)
+    pytest.fail(f"the sidecar does not watch; exit code {process.poll()}")
+
+
+@pytest.fixture(autouse=True)
+def _healthy_afterwards(desk: Desk) -> Iterator[None]:
+    yield
+    desk.vllm.harm = [0.0] * desk.vllm.num_blocks
+    desk.vllm.nan.clear()
+    desk.vllm.scan_refusal = None
+
+
+def test_scan_of_a_healthy_model_is_code_0(desk: Desk) -> None:
+    """The reason is on standard output; nothing, no progress bar either, on standard error that is no terminal."""
+    done = desk.run("scan")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("ok: ")
+    assert "\x1b" not in done.stdout
+
+
+def test_scan_that_finds_something_is_code_1(desk: Desk) -> None:
+    """A harmful block: code 1, and its scores in a table or as JSON; status says the same."""
+    desk.vllm.harm[4] = 5.0
+    done = desk.run("scan")
+    assert done.returncode == 1
+    assert done.stdout.startswith("failed: ")
+    assert done.stdout.splitlines()[-1].split()[0] == "4"
+    scan = desk.json("scan", code=1)
+    assert scan["finding"]["flagged"] == [4]
+    assert desk.json("status", code=1)["states"]["states"][0]["flagged"] == [4]
+    assert " 4 " in desk.run("status", "--blocks").stdout.replace("\n", " ")
+
+
+def test_scan_that_cannot_be_done_is_code_2(desk: Desk) -> None:
+    """A model that cannot be scanned is neither ok nor a finding."""
+    desk.vllm.scan_refusal = "ToyLayer cannot be walked."
+    done = desk.run("scan")
+    assert done.returncode == 2
+    assert "ToyLayer cannot be walked" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_scan_takes_a_grid(desk: Desk) -> None:
+    """Names and numbers; a one among the alphas is refused by the sidecar with its own sentence."""
+    assert desk.run("scan", "--grid", "0,0.5").returncode == 0
+    desk.refused("scan", "--grid", "0,1", words="always measured")
+    desk.refused("scan", "--grid", "some", words="'some' is neither quick, full, nor numbers")
+
+
+def test_scan_shows_progress_on_a_terminal(desk: Desk) -> None:
+    """With standard error on a terminal there is a bar; NO_COLOR takes its colours away."""
+    master, slave = pty.openpty()
+    environment = _plain_environment() | {"FLIPWATCH_URL": desk.url, "FLIPWATCH_TOKEN": BOSS}
+    environment |= {"NO_COLOR": "1", "TERM": "xterm"}
+    done = subprocess.run([*PROGRAM, "scan"], env=environment, stdout=subprocess.PIPE, stderr=slave, timeout=60)
+    os.close(slave)
+    shown = os.read(master, 65536).decode()
+    os.close(master)
+    assert done.returncode == 0
+    assert "scanning" in shown
+    assert "\x1b[3" not in shown
+
+
+def test_mitigate_skip_and_undo(desk: Desk) -> None:
+    """The flagged block is skipped, listed, shown, and put back."""
+    desk.vllm.harm[4] = 5.0
+    assert desk.run("scan").returncode == 1
+    record = desk.json("mitigate", "skip", "--flagged")
+    assert (record["state"], record["blocks"]) == ("active", [4])
+    assert desk.vllm.gates[4] == 0.0
+    desk.refused("mitigate", "skip", "4", words="holds block 4")
+    assert record["id"] in desk.run("mitigate", "list").stdout
+    assert "active" in desk.run("mitigate", "show", record["id"]).stdout
+    assert record["id"] in desk.run("status").stdout
+    desk.vllm.harm[4] = 0.0
+    undone = desk.run("mitigate", "undo", record["id"])
+    assert (undone.returncode, undone.stderr) == (0, "")
+    assert "reverted" in undone.stdout
+    assert desk.vllm.gates == [1.0] * desk.vllm.num_blocks
+    desk.refused("mitigate", "finish", record["id"], words="only interrupted ones")
+
+
+def test_mitigate_attenuate(desk: Desk) -> None:
+    """A block's gate is set to alpha."""
+    record = desk.json("mitigate", "attenuate", "3", "--alpha", "0.5", "--reason", "a drill")
+    assert (record["state"], record["alpha"], record["reason"]) == ("active", 0.5, "a drill")
+    assert desk.vllm.gates[3] == 0.5
+    assert desk.run("mitigate", "undo", record["id"]).returncode == 0
+
+
+def test_inject_and_undo(desk: Desk) -> None:
+    """A fault is made, listed and taken back."""
+    fault = desk.json("inject", "fault", "2", "mlp.up_proj", "--kind", "burst", "--count", "18")
+    assert fault["block"] == 2
+    assert [made["id"] for made in desk.json("inject", "list")] == [fault["id"]]
+    assert fault["id"] in desk.run("inject", "list").stdout
+    assert desk.run("inject", "undo", fault["id"]).returncode == 0
+    assert desk.json("inject", "list") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["scann"], "No such command"),
+        (["scan", "--loud"], "No such option"),
+        (["mitigate", "skip"], "Name the blocks, or give --flagged"),
+        (["mitigate", "skip", "4", "--flagged"], "one of the two"),
+        (["mitigate", "skip", "four"], "Invalid value"),
+        (["mitigate", "skip", "99"], "There is no block 99"),
+        (["mitigate", "skip", "--flagged"], "No block is flagged"),
+        (["mitigate", "attenuate", "3", "--alpha", "7"], "alpha"),
+        (["mitigate", "undo", "nothing"], "There is no mitigation nothing"),
+        (["inject", "fault", "99", "mlp.up_proj"], "blocks"),
+        (["inject", "undo", "nothing"], "There is no fault nothing"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_code_2(desk: Desk, arguments: list[str], words: str) -> None:
+    """Wrong words, unknown blocks, unknown ids."""
+    assert desk.run("scan").returncode == 0
+    desk.refused(*arguments, words=words)
+
+
+def test_tokens(desk: Desk) -> None:
+    """No token, a wrong one, one with too small a scope, one that no header can hold, each with its own sentence."""
+    desk.refused("scan", words="set FLIPWATCH_TOKEN", token=None)
+    desk.refused("status", words="refused the token", token="token-of-a-thief")
+    desk.refused("scan", words="does not have the scope", token=READER)
+    desk.refused("status", words="cannot be used", token="t\u00f6ken\u20ac")
+    assert desk.run("status", token=READER).returncode == 0
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://[", "nonsense", "ftp://127.0.0.1"])
+def test_without_a_sidecar(desk: Desk, url: str) -> None:
+    """Nobody there, or no URL at all."""
+    desk.refused("status", words="FLIPWATCH_URL", FLIPWATCH_URL=url)
+
+
+def test_something_else_than_a_sidecar(desk: Desk) -> None:
+    """vLLM answers there and not Flipwatch."""
+    desk.refused("status", words="is this Flipwatch's sidecar?", FLIPWATCH_URL=desk.vllm.url)
+
+
+def _doctor(desk: Desk, code: int, token: str | None = BOSS, **variables: str) -> dict[str, tuple[bool | None, str]]:
+    done = desk.run("doctor", "--config", str(desk.config), "--json", token=token, **variables)
+    assert done.returncode == code, done.stdout + done.stderr
+    return {check["name"]: (check["good"], check["says"]) for check in json.loads(done.stdout)}
+
+
+def test_doctor_of_a_healthy_installation(desk: Desk) -> None:
+    """All checks are there and good; the plain form has one line for each."""
+    checks = _doctor(desk, 0)
+    good = {name for name, (state, _) in checks.items() if state}
+    assert good == {
+        *("sidecar", "token", "settings", "vllm", "plugin", "probe token", "versions"),
+        *("blocks", "scan", "gates", "self-test", "validation"),
+    }
+    assert "'boss'" in checks["token"][1]
+    assert "on at the sidecar, on at the probe" in checks["faults"][1]
+    plain = desk.run("doctor", "--config", str(desk.config))
+    assert (plain.returncode, plain.stderr) == (0, "")
+    assert len(plain.stdout.splitlines()) == len(checks)
+    assert "\x1b" not in plain.stdout
+
+
+def test_doctor_finds_what_is_wrong(desk: Desk) -> None:
+    """Wrong tokens, no plugin, no vLLM, no sidecar, inert gates: the line that is BAD names it, with code 2."""
+    assert _doctor(desk, 2, token="token-of-a-thief")["token"][0] is False
+    assert _doctor(desk, 2, FLIPWATCH_PROBE_TOKEN="wrong")["probe token"][0] is False
+    assert _doctor(desk, 2, FLIPWATCH_VLLM__URL="http://127.0.0.1:1")["vllm"][0] is False
+    assert _doctor(desk, 2, FLIPWATCH_URL="http://127.0.0.1:1")["sidecar"][0] is False
+    assert _doctor(desk, 2, FLIPWATCH_VALIDATION__FILE="/nowhere.jsonl")["validation"][0] is False
+    assert "FLIPWATCH_SCANS" in _doctor(desk, 2, FLIPWATCH_SCANS="1")["settings"][1]
+    desk.vllm.armed = False
+    assert _doctor(desk, 2)["gates"] == (False, "ToyLayer is not supported.")
+    desk.vllm.armed = True
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("listen_port: [", "not valid YAML"),
+        ("listen_prot: 1", "listen_prot"),
+        ("listen_port: many", "listen_port"),
+        ("{}", "probe token"),
+    ],
+)
+def test_serve_that_cannot_start(desk: Desk, tmp_path: Path, text: str, words: str) -> None:
+    """Bad YAML, a misspelt or wrong setting, no token: one line and code 2."""
+    config = tmp_path / "flipwatch.yaml"
+    config.write_text(text)
+    desk.refused("serve", "--config", str(config), words=words, FLIPWATCH_DATA_DIR=str(tmp_path))
+
+
+def test_serve_on_a_taken_port(desk: Desk, tmp_path: Path) -> None:
+    """The line names the port."""
+    port = str(desk.vllm.port)
+    desk.refused(
+        *("serve", "--config", str(desk.config)),
+        words=port,
+        FLIPWATCH_LISTEN_PORT=port,
+        FLIPWATCH_DATA_DIR=str(tmp_path),
+    )
+
+
+def test_version_and_help(desk: Desk) -> None:
+    """The version is that of the distribution; every command has a help text."""
+    assert desk.run("--version").stdout == f"flipwatch {version('flipwatch')}\n"
+    shown = desk.run("--help").stdout
+    for command in ("serve", "scan", "status", "mitigate", "inject", "doctor"):
+        assert command in shown
