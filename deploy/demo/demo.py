@@ -28,7 +28,7 @@ RIGHT = "Paris"
 
 # Small and frequent scans: a demo has minutes, production has hours.  See README.md for what the settings mean.
 SETTINGS: dict[str, Any] = {
-    "scan": {"every_minutes": 0.25, "grid": "quick", "part_budget_ms": 200, "duty": 0.8},
+    "scan": {"every_minutes": 0.25, "grid": "quick", "part_budget_ms": 200, "duty": 0.9},
     "validation": {"max_items": 8, "max_tokens": 24},
     "alerts": {"k": 2, "n": 3},
     "mitigation": {"mode": "enforce"},
@@ -76,7 +76,7 @@ class Timeline:
     """What happened, when, and how long it took."""
 
     began: float = field(default_factory=time.monotonic)
-    rows: list[tuple[float, float, str, str]] = field(default_factory=list)
+    rows: list[tuple[float, float, str]] = field(default_factory=list)
 
     @contextlib.contextmanager
     def step(self, name: str) -> Iterator[Callable[[str], None]]:
@@ -91,13 +91,13 @@ class Timeline:
         end = time.monotonic()
         for line in outcome:
             print(f"          {line}", flush=True)
-        self.rows.append((start - self.began, end - start, name, "; ".join(outcome)))
+        self.rows.append((start - self.began, end - start, name))
 
     def print(self) -> None:
         """The table at the end."""
         print("\n  at s   took s  step")
-        for at, took, name, outcome in self.rows:
-            print(f"{at:6.1f} {took:8.1f}  {name}: {outcome}")
+        for at, took, name in self.rows:
+            print(f"{at:6.1f} {took:8.1f}  {name}")
 
 
 class Operator:
