@@ -1,6 +1,7 @@
 """What all tests share: the model that `make setup` made."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,3 +15,8 @@ def smol() -> Path:
     folder = Path(os.environ.get("FLIPWATCH_MODEL", _ROOT / ".venv" / "model")).resolve()
     assert (folder / "config.json").exists(), f"There is no model in {folder}; run `make setup`."
     return folder
+
+
+def pytest_configure() -> None:
+    """A test run that is told to end takes its servers with it."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -1,0 +1,121 @@
+"""Gates on a live vLLM in compiled mode: this build's own compiler mode, and the passes that GPUs run (VLLM_COMPILE)."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ..vllm_server import VllmServer
+from .reference import Reference, largest_difference
+
+pytestmark = pytest.mark.vllm
+
+MakeEnvironment = Callable[..., dict[str, str]]
+FP32 = ["--dtype", "float32"]
+VLLM_COMPILE = [*FP32, "--compilation-config", '{"mode": 3}']
+
+
+@pytest.fixture(scope="module")
+def compiled(smol: Path, test_environment: MakeEnvironment) -> Iterator[VllmServer]:
+    """Compiled as this build does by default, bf16 weights in fp32."""
+    with VllmServer(smol, FP32, test_environment()) as server:
+        assert server.facts()["mode"] == "compiled"
+        assert server.self_test()["state"] == "passed"
+        yield server
+
+
+def _check_gates(server: VllmServer, prompts: list[str], reference: Reference) -> None:
+    """A first, a middle and the last block: skipped equals removed; undone equals before, bit for bit."""
+    before = server.outputs(prompts)
+    assert server.outputs(prompts) == before
+    sequences = [server.tokens(prompt) for prompt in prompts]
+    for block in (0, 12, 29):
+        server.set_gates({block: 0.0})
+        for tokens in sequences:
+            assert largest_difference(server.prompt_logprobs(tokens), reference.logprobs(tokens, block, 0.0)) < 1e-3
+        server.set_gates({block: 1.0})
+    assert server.outputs(prompts) == before
+
+
+def _check_nan(server: VllmServer, prompts: list[str]) -> None:
+    """A skipped block full of NaN leaves no trace, also not in reused KV blocks."""
+    server.set_gates({12: 0.0})
+    skipped = server.outputs(prompts)
+    server.set_gates({12: 1.0})
+    fault = server.inject(block=12, tensor="mlp.down_proj", kind="nan", count=100_000)
+    for prompt in prompts:
+        server.complete(prompt, logprobs=None)
+    server.set_gates({12: 0.0})
+    assert server.outputs(prompts) == skipped
+    server.heal(fault)
+    server.set_gates({12: 1.0})
+
+
+def test_gates_at_one_within_rounding(
+    compiled: VllmServer, prompts: list[str], smol: Path, test_environment: MakeEnvironment
+) -> None:
+    """With all gates at 1, compiled logprobs are within rounding of vLLM without Flipwatch."""
+    sequences = [compiled.tokens(prompt) for prompt in prompts]
+    ours = [compiled.prompt_logprobs(tokens) for tokens in sequences]
+    with VllmServer(smol, FP32, test_environment(flipwatch=False)) as plain:
+        theirs = [plain.prompt_logprobs(tokens) for tokens in sequences]
+    assert max(largest_difference(a, b) for a, b in zip(ours, theirs, strict=True)) < 1e-3
+
+
+def test_compiled_gates(compiled: VllmServer, prompts: list[str], reference: Reference) -> None:
+    """Skip and undo in this build's own compiled mode."""
+    _check_gates(compiled, prompts, reference)
+
+
+def test_compiled_nan(compiled: VllmServer, prompts: list[str]) -> None:
+    """NaN is masked in compiled code too."""
+    _check_nan(compiled, prompts)
+
+
+def test_compiled_scan(compiled: VllmServer, prompts: list[str]) -> None:
+    """A scan beside compiled code measures the loss that the compiled code serves."""
+    tokens = compiled.tokens(prompts[3])
+    served = compiled.prompt_logprobs(tokens)
+    assert compiled.measure([tokens])["base_nats"][0] == pytest.approx(-sum(served) / len(served), abs=1e-3)
+
+
+@pytest.fixture(scope="module")
+def stale_cache(smol: Path, test_environment: MakeEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A compile cache that a vLLM without Flipwatch filled, under the passes that GPUs run."""
+    root = tmp_path_factory.mktemp("compile-cache")
+    environment = test_environment("vllm_compile", "inplace_norm", flipwatch=False, VLLM_CACHE_ROOT=str(root))
+    with VllmServer(smol, VLLM_COMPILE, environment) as plain:
+        plain.complete("Hello")
+    assert any(root.rglob("*")), "the plain run left no compile cache"
+    return root
+
+
+def test_stale_cache_does_not_disarm_the_gates(
+    smol: Path,
+    test_environment: MakeEnvironment,
+    stale_cache: Path,
+    prompts: list[str],
+    reference: Reference,
+) -> None:
+    """After a plain run left its compile cache, gates work all the same, under VLLM_COMPILE's own passes."""
+    environment = test_environment("vllm_compile", "inplace_norm", VLLM_CACHE_ROOT=str(stale_cache))
+    with VllmServer(smol, VLLM_COMPILE, environment) as server:
+        assert server.facts()["mode"] == "compiled"
+        assert server.self_test()["state"] == "passed"
+        _check_gates(server, prompts, reference)
+        _check_nan(server, prompts)
+
+
+def test_inert_gates_are_seen(smol: Path, test_environment: MakeEnvironment, stale_cache: Path) -> None:
+    """Gates made inert by a stale cache fail the self-test; no change is offered and the reason is given."""
+    environment = test_environment("vllm_compile", "inplace_norm", "unsalted", VLLM_CACHE_ROOT=str(stale_cache))
+    with VllmServer(smol, VLLM_COMPILE, environment) as server:
+        assert server.gates({12: 0.0}).status_code == 409  # not tested yet
+        result = server.self_test()
+        assert result["state"] == "failed"
+        assert "30 of 30" in result["reason"]
+        reply = server.gates({12: 0.0})
+        assert reply.status_code == 409
+        assert "30 of 30" in reply.json()["detail"]
+        assert server.facts()["self_test"] == result
+        assert set(server.facts()["gates"]) == {1.0}

@@ -1,0 +1,74 @@
+"""Gate, scan and undo on tiny random models of many architectures, or a refusal in one sentence."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..vllm_server import vllm_environment
+from .reference import Reference, largest_difference
+from .tiny import FAMILIES
+
+pytestmark = pytest.mark.vllm
+
+# What the scan of these cannot do, in the words of the refusal.
+NO_SCAN = {"bloom": "ALiBi", "lfm2": "state"}
+# vLLM's CPU build itself gives this one other values for other batches, without any gate.
+BATCH_DEPENDENT = {"deepseek_v2"}
+
+
+@pytest.fixture(scope="module")
+def zoo(smol: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict[str, Any]]]:
+    """Results of zoo.py for all families, from one process."""
+    work = tmp_path_factory.mktemp("zoo")
+    program = Path(__file__).parent / "zoo.py"
+    done = subprocess.run(
+        [sys.executable, str(program), str(smol), str(work), *FAMILIES],
+        env=vllm_environment(VLLM_ENABLE_V1_MULTIPROCESSING="0"),
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    lines = [line.removeprefix("ZOO ") for line in done.stdout.splitlines() if line.startswith("ZOO ")]
+    results = {entry["family"]: entry for entry in map(json.loads, lines)}
+    assert set(results) == set(FAMILIES), done.stdout[-2000:] + done.stderr[-2000:]
+    return work, results
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_family(family: str, zoo: tuple[Path, dict[str, dict[str, Any]]]) -> None:
+    """Skip equals the model without the layer, undo restores every bit, the scan equals the scaled model."""
+    work, results = zoo
+    result = results[family]
+    assert "error" not in result, result["error"]
+    assert result["facts"]["refusal"] is None
+    assert result["self_test"] == {"inert": []}
+    assert result["again"] == result["served"]
+    reference = Reference(work / family)
+    sequences = result["sequences"]
+
+    def check(served: list[list[float]], block: int | None, alpha: float) -> None:
+        for tokens, ours in zip(sequences, served, strict=True):
+            assert largest_difference(ours, reference.logprobs(tokens, block, alpha)) < 1e-3
+
+    if family not in BATCH_DEPENDENT:
+        check(result["served"], None, 1.0)
+        check(result["skip_0"], 0, 0.0)
+        check(result["skip_3"], 3, 0.0)
+    assert result["skip_3"] != result["served"]
+    if family in NO_SCAN:
+        assert NO_SCAN[family] in result["scan"]["refused"]
+        assert result["facts"]["scan_refusal"] == result["scan"]["refused"]
+        return
+    nats = [-sum(row) / len(row) for row in result["served"]]
+    assert result["one_sequence"]["base_nats"][0] == pytest.approx(nats[0], abs=1e-3)
+    if family in BATCH_DEPENDENT:
+        return
+    assert result["scan"]["base_nats"] == pytest.approx(nats, abs=1e-3)
+    for index, alpha in enumerate(result["scan"]["alphas"]):
+        for row, tokens in enumerate(sequences):
+            expected = reference.logprobs(tokens, 3, alpha)
+            assert result["scan"]["nats"][3][index][row] == pytest.approx(-sum(expected) / len(expected), abs=1e-3)
