@@ -24,11 +24,9 @@ def gguf_file() -> Path:
 
 def write_checkpoint(source: Path, folder: Path) -> None:
     """Dequantize the GGUF file `source` and save weights and tokenizer into `folder`."""
+    os.environ["TQDM_DISABLE"] = "1"  # three bars of a second each
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(
         source.parent,
         gguf_file=source.name,
