@@ -41,7 +41,8 @@ class Form(Enum):
         hidden: Tensor = out if self is Form.PLAIN else out[0]
         if self is Form.PAIR:
             # As the fused add + norm of the next layer does: sum in fp32, rounded to the model's dtype.
-            return (hidden.float() + out[1].float()).to(hidden.dtype)
+            residual: Tensor = out[1]
+            return (hidden.float() + residual.float()).to(hidden.dtype)
         return hidden
 
     def output(self, stream: Tensor) -> Any:

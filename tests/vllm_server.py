@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from typing import Any
 import httpx
 
 PROBE_TOKEN = "probe-token-of-the-tests"
-START_SECONDS = 240
-# One vLLM start: importing takes most of it.
+# Importing takes most of a start; a busy machine takes longer.
+START_SECONDS = 300
 
 # vLLM loads this beside Flipwatch when its name stands in VLLM_PLUGINS: see probe_plugin.py.
 TEST_PLUGIN = "flipwatch_tests"
@@ -117,11 +118,9 @@ class VllmServer:
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 break
-            try:
+            with suppress(httpx.TransportError):
                 if self.client.get("/health").status_code == 200:
                     return
-            except httpx.TransportError:
-                pass
             time.sleep(0.3)
         self.stop()
         raise AssertionError(f"vLLM did not start; the end of its log:\n{self.log[-4000:]}")
@@ -130,15 +129,11 @@ class VllmServer:
         """End it with its children."""
         if self._process is None:
             return
-        try:
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(self._process.pid, signal.SIGTERM)
             self._process.wait(30)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            pass
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._process.wait(30)
         self._process = None
 

@@ -6,7 +6,7 @@ Switched by `FLIPWATCH_TESTS`, a comma-separated list:
     inplace_norm   a fused add + norm that overwrites its inputs, as CUDA's does in eager mode
     unsalted       leave vLLM's compile-cache key as it is
     failing_rank   the operation `facts` fails on rank 1 while the file named by `FLIPWATCH_TESTS_FAIL` exists
-    stuck_gate     rank 1 forgets gate writes while that file exists
+    stuck_gate     rank 1 forgets gate writes while the file of that name with `-gate` behind it exists
     plain_weights  keep plain weights on CPU without Flipwatch, for the other side of a comparison
     odd_layer      Llama's layers return a list, a form that Flipwatch does not know and vLLM does not mind
 """
@@ -85,8 +85,10 @@ def _unsalted() -> None:
     plugin._salt_compile_cache = lambda vllm_config: None
 
 
-def _told_to_fail(rank: int) -> bool:
-    return rank == 1 and Path(os.environ["FLIPWATCH_TESTS_FAIL"]).exists()
+def _told_to_fail(suffix: str = "") -> bool:
+    from vllm.distributed.parallel_state import get_world_group
+
+    return get_world_group().rank == 1 and Path(os.environ["FLIPWATCH_TESTS_FAIL"] + suffix).exists()
 
 
 def _failing_rank() -> None:
@@ -95,9 +97,7 @@ def _failing_rank() -> None:
     original = worker._OPERATIONS["facts"]
 
     def facts(probe: Any) -> dict[str, Any]:
-        from vllm.distributed.parallel_state import get_world_group
-
-        if _told_to_fail(get_world_group().rank):
+        if _told_to_fail():
             raise RuntimeError("made to fail by a test")
         return original(probe)
 
@@ -110,9 +110,7 @@ def _stuck_gate() -> None:
     original = Gates.write
 
     def write(self: Any, alphas: Any) -> None:
-        from vllm.distributed.parallel_state import get_world_group
-
-        if not _told_to_fail(get_world_group().rank):
+        if not _told_to_fail("-gate"):
             original(self, alphas)
 
     Gates.write = write  # type: ignore[method-assign]

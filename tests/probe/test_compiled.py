@@ -1,4 +1,4 @@
-"""Gates on a live vLLM in compiled mode: this build's own compiler mode, and the passes that GPUs run (VLLM_COMPILE)."""
+"""Gates on a live vLLM in compiled mode: this build's own, and the passes that GPUs run (VLLM_COMPILE)."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -47,6 +47,7 @@ def test_family(family: str, zoo: tuple[Path, dict[str, dict[str, Any]]]) -> Non
     assert result["facts"]["refusal"] is None
     assert result["self_test"] == {"inert": []}
     assert result["again"] == result["served"]
+    assert result["untouched"], "the scan changed the KV cache or a gate"
     reference = Reference(work / family)
     sequences = result["sequences"]
 

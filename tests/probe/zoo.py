@@ -4,6 +4,7 @@ Usage: zoo.py TOKENIZER_FOLDER WORK_FOLDER FAMILY...
 """
 
 import gc
+import hashlib
 import json
 import sys
 import traceback
@@ -22,6 +23,7 @@ ALPHAS = [0.0, 0.5]
 
 def examine(folder: Path) -> dict[str, Any]:
     """Everything that the test compares with Hugging Face."""
+    import torch
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 
@@ -61,6 +63,18 @@ def examine(folder: Path) -> dict[str, Any]:
             if "refused" in progress or progress["reading"] is not None:
                 return progress.get("reading", progress)
 
+    def kv_digest() -> str:
+        from flipwatch.probe import armed
+
+        assert armed.served is not None
+        digest = hashlib.sha256()
+        for layer in armed.served.vllm_config.compilation_config.static_forward_context.values():
+            cache = getattr(layer, "kv_cache", None)
+            for tensor in cache if isinstance(cache, list | tuple) else [cache]:
+                if tensor is not None:
+                    digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+        return digest.hexdigest()
+
     facts = call("facts")
     result: dict[str, Any] = {"facts": facts, "sequences": sequences, "served": served()}
     if facts["refusal"] is None:
@@ -70,10 +84,11 @@ def examine(folder: Path) -> dict[str, Any]:
             result[f"skip_{block}"] = served()
             call("set_gates", boot_id=facts["boot_id"], gates=[[block, 1.0]])
         plan = {"alphas": ALPHAS, "tokens": sequences, "scored_from": [1, 1], "tokens_per_step": 64}
+        digest, gates = kv_digest(), call("facts")["gates"]
         result["scan"] = measure("alpha_scan", plan)
+        result["untouched"] = kv_digest() == digest and call("facts")["gates"] == gates
         result["one_sequence"] = measure("alpha_scan", {**plan, "tokens": sequences[:1], "scored_from": [1]})
     result["again"] = served()
-    del llm
     return result
 
 

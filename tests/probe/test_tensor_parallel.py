@@ -1,0 +1,88 @@
+"""Two tensor-parallel ranks on CPU, a tiny random Llama of 8 heads."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ..vllm_server import VllmServer
+from .reference import Reference, largest_difference
+from .tiny import make
+
+pytestmark = pytest.mark.vllm
+
+TEXT = "The quick brown fox jumps over the lazy dog and runs away from the old grey wolf in the woods."
+
+
+@pytest.fixture(scope="module")
+def folder(smol: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint."""
+    return make("llama", smol, tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def switch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """While this file exists, rank 1 fails."""
+    return tmp_path_factory.mktemp("switch") / "fail"
+
+
+@pytest.fixture(scope="module")
+def two_ranks(folder: Path, switch: Path, test_environment: Callable[..., dict[str, str]]) -> Iterator[VllmServer]:
+    """Tensor parallel 2, one core each."""
+    arguments = ["--enforce-eager", "--dtype", "float32", "--tensor-parallel-size", "2"]
+    environment = test_environment(
+        "failing_rank", "stuck_gate", FLIPWATCH_TESTS_FAIL=str(switch), VLLM_CPU_OMP_THREADS_BIND="0|1"
+    )
+    with VllmServer(folder, arguments, environment) as server:
+        assert server.self_test()["state"] == "passed"
+        yield server
+
+
+def test_skip_and_scan_on_two_ranks(two_ranks: VllmServer, folder: Path) -> None:
+    """Gates and losses over two ranks equal Hugging Face's."""
+    reference = Reference(folder)
+    tokens = two_ranks.tokens(TEXT)
+    before = two_ranks.prompt_logprobs(tokens)
+    reading = two_ranks.measure([tokens], [0.0, 0.7])
+    for block in (0, 3, 5):
+        for index, alpha in enumerate([0.0, 0.7]):
+            expected = reference.logprobs(tokens, block, alpha)
+            assert reading["nats"][block][index][0] == pytest.approx(-sum(expected) / len(expected), abs=1e-3)
+    two_ranks.set_gates({3: 0.0})
+    assert largest_difference(two_ranks.prompt_logprobs(tokens), reference.logprobs(tokens, 3, 0.0)) < 1e-3
+    two_ranks.set_gates({3: 1.0})
+    assert two_ranks.prompt_logprobs(tokens) == before
+
+
+def test_failure_of_one_rank_leaves_the_rest_intact(two_ranks: VllmServer, switch: Path) -> None:
+    """An RPC that fails on rank 1 is an error that names the rank; later RPCs and serving are as before."""
+    before = two_ranks.outputs([TEXT])
+    facts = two_ranks.facts()
+    switch.touch()
+    try:
+        for _ in range(3):
+            reply = two_ranks.probe.get("/model")
+            assert reply.status_code == 502
+            assert "1 of 2 ranks failed" in reply.json()["detail"]
+            assert "rank 1: RuntimeError" in reply.json()["detail"]
+    finally:
+        switch.unlink()
+    assert two_ranks.facts() == facts
+    assert two_ranks.outputs([TEXT]) == before
+
+
+def test_gates_are_never_half_applied(two_ranks: VllmServer, switch: Path) -> None:
+    """A rank whose gate does not move is caught by the read-back, and the other rank's gate is put back."""
+    before = two_ranks.outputs([TEXT])
+    boot_id = two_ranks.facts()["boot_id"]
+    body = {"boot_id": boot_id, "gates": [{"block": 2, "alpha": 0.0}]}
+    Path(f"{switch}-gate").touch()
+    try:
+        reply = two_ranks.probe.put("/gates", json=body)
+        assert reply.status_code == 502
+        assert "Rank 1 has block 2 at 1.0" in reply.json()["detail"]
+        assert "put back" in reply.json()["detail"]
+    finally:
+        Path(f"{switch}-gate").unlink()
+    assert set(two_ranks.facts()["gates"]) == {1.0}
+    assert two_ranks.outputs([TEXT]) == before
