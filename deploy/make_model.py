@@ -27,6 +27,7 @@ def write_checkpoint(source: Path, folder: Path) -> None:
     os.environ["TQDM_DISABLE"] = "1"  # three bars of a second each
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
     model = AutoModelForCausalLM.from_pretrained(
         source.parent,
         gguf_file=source.name,

@@ -79,6 +79,9 @@ pinned_packages() {
     trap - INT TERM
     "$venv/bin/python" -c 'import sys, torch; sys.exit(torch.version.cuda is not None)' \
         || die "the installed torch does not import or is no CPU build; see the head of $lock."
+    say "pinned packages: first import of vLLM"
+    "$venv/bin/python" -c 'import vllm.entrypoints.openai.api_server' >>"$log" 2>&1 \
+        || die "the installed vLLM does not import; the whole log is $log"
     echo "$wanted" >"$stamp"
 }
 

@@ -24,7 +24,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL = REPOSITORY / ".venv" / "model"
 SERVED_NAME = "smol"
 
-_VLLM_START_SECONDS = 240
+_VLLM_START_SECONDS = 300
 _SIDECAR_START_SECONDS = 60
 _STOP_SECONDS = 20
 
