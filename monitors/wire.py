@@ -42,6 +42,8 @@ class Problem(BaseModel):
 
 
 class SelfTestState(StrEnum):
+    """Outcome of the gates' self-test."""
+
     NOT_RUN = "not_run"
     PASSED = "passed"
     FAILED = "failed"
@@ -55,6 +57,8 @@ class SelfTest(Wire):
 
 
 class FaultKind(StrEnum):
+    """How values are damaged."""
+
     BURST = "burst"
     """`count` random values become large (64 times the tensor's largest magnitude, random sign)."""
     BIT = "bit"
@@ -76,6 +80,8 @@ class FaultOrder(Wire):
 
 
 class Fault(Wire):
+    """A fault that stands now."""
+
     id: str
     block: int
     tensor: str
@@ -119,6 +125,8 @@ class ModelFacts(Wire):
 
 
 class Gate(Wire):
+    """One block and its alpha."""
+
     block: int = Field(ge=0)
     alpha: float = Field(ge=0.0, le=2.0)
 
@@ -131,21 +139,29 @@ class GateChange(Wire):
 
 
 class GateReport(Wire):
+    """What a change of gates came to."""
+
     gates: list[float]
     """All gates as read back from every rank after the write."""
     paused_seconds: float
 
 
 class MeasureOrder(Wire):
+    """Begin a measurement; `plan` is what the monitor of that name takes."""
+
     monitor: str
     plan: dict[str, Any]
 
 
 class Advance(Wire):
+    """Go on by so many units of work."""
+
     steps: int = Field(ge=1)
 
 
 class Progress(Wire):
+    """How far a measurement is."""
+
     id: str
     steps_done: int
     steps_total: int
