@@ -74,7 +74,7 @@ def _arm(model: nn.Module, vllm_config: Any, device: torch.device, boot_id: str)
     stack = find_stack(model)
     scan_refusal = _first_refusal(vllm_config)
     forms = dict(learn_forms(model, stack, vllm_config, device))
-    gates = Gates(stack, device, eager=_runs_eager(vllm_config))
+    gates = Gates(stack, forms, device, eager=_runs_eager(vllm_config))
     armed = Armed(boot_id, model, vllm_config, device, stack, gates, forms, scan_refusal=scan_refusal)
     if scan_refusal is None:
         try:

@@ -9,8 +9,11 @@ stream is their sum, so blending both members blends the sum, whatever the next 
 rather than multiplies: alpha 1 hands on the layer's own tensors bit for bit, alpha 0 the layer's inputs bit for bit,
 so that NaN and Inf of a skipped block cannot leak.
 
-The inputs are cloned first: vLLM's fused add + norm overwrites them in place (silently wrong at alpha 0 otherwise, and
-its compiled build refuses a second use of such an input).
+The inputs are copied first: vLLM's fused add + norm overwrites them in place (silently wrong at alpha 0 otherwise, and
+its compiled build refuses a second use of such an input).  vLLM's compile passes drop a plain clone where they believe
+that nothing is written to the original.  They do not see a layer that takes its hidden state as its residual too, as
+the first layer does: the copy would then share its memory with a tensor that is overwritten.  There the copy is an
+operator that no pass looks into.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .forms import Form
 from .stack import Signature, Stack
 
 GATE = "flipwatch_gate"
@@ -33,11 +37,25 @@ def blend(gate: Tensor, before: Tensor, after: Tensor) -> Tensor:
     return torch.where(gate == 1, after, torch.where(gate == 0, before, mixed))
 
 
-def _gated(layer: nn.Module, original: Forward, signature: Signature, args: Any, kwargs: Any) -> Any:
+@torch.library.custom_op("flipwatch::snapshot", mutates_args=())
+def snapshot(x: Tensor) -> Tensor:
+    """A copy that compile passes keep."""
+    return x.clone()
+
+
+@snapshot.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _gated(layer: nn.Module, original: Forward, signature: Signature, form: Form, args: Any, kwargs: Any) -> Any:
     gate = getattr(layer, GATE)
-    hidden_before = signature.get_hidden(args, kwargs).clone()
+    hidden = signature.get_hidden(args, kwargs)
     residual = signature.get_residual(args, kwargs)
-    residual_before = residual.clone() if residual is not None else None
+    # Where the layer gets its residual as an argument and adds it, the plain clone is safe, and mostly costs nothing.
+    copy = torch.clone if residual is not None and form is Form.PAIR else snapshot
+    hidden_before = copy(hidden)
+    residual_before = copy(residual) if residual is not None else None
     out = original(layer, *args, **kwargs)
     if not isinstance(out, tuple):
         return blend(gate, hidden_before, out)
@@ -50,7 +68,7 @@ def _gated(layer: nn.Module, original: Forward, signature: Signature, args: Any,
     return blend(gate, hidden_before, hidden_after), blend(gate, residual_before, residual_after)
 
 
-def _wrap(cls: type[nn.Module], signature: Signature, *, eager: bool) -> None:
+def _wrap(cls: type[nn.Module], signature: Signature, form: Form, *, eager: bool) -> None:
     original: Forward = cls.forward
 
     if eager:
@@ -59,14 +77,14 @@ def _wrap(cls: type[nn.Module], signature: Signature, *, eager: bool) -> None:
             # Nothing is captured or compiled here, so a healthy server pays one attribute read.
             if getattr(self, ALPHA, 1.0) == 1.0:
                 return original(self, *args, **kwargs)
-            return _gated(self, original, signature, args, kwargs)
+            return _gated(self, original, signature, form, args, kwargs)
 
     else:
 
         def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not hasattr(self, GATE):
                 return original(self, *args, **kwargs)
-            return _gated(self, original, signature, args, kwargs)
+            return _gated(self, original, signature, form, args, kwargs)
 
     forward.__wrapped__ = original  # type: ignore[attr-defined]
     cls.forward = forward
@@ -75,11 +93,12 @@ def _wrap(cls: type[nn.Module], signature: Signature, *, eager: bool) -> None:
 class Gates:
     """The alphas of the blocks that this rank holds."""
 
-    def __init__(self, stack: Stack, device: torch.device, *, eager: bool) -> None:
+    def __init__(self, stack: Stack, forms: Mapping[type, Form], device: torch.device, *, eager: bool) -> None:
         """Wrap the layer classes and give each layer its gate, open.
 
         Args:
             stack: The blocks of this rank.
+            forms: How each layer class hands on the stream.
             device: Where the model lives.
             eager: vLLM neither compiles nor captures this model, so Python may decide call by call.
         """
@@ -87,7 +106,7 @@ class Gates:
         for cls in {type(layer) for layer in stack.layers.values()}:
             if not hasattr(cls.forward, "__wrapped__"):
                 layer = next(layer for layer in stack.layers.values() if type(layer) is cls)
-                _wrap(cls, Signature.of(layer), eager=eager)
+                _wrap(cls, Signature.of(layer), forms[cls], eager=eager)
         for layer in stack.layers.values():
             # A buffer: it keeps its address (CUDA graphs read it) and survives vLLM's sleep and weight reload.
             layer.register_buffer(GATE, torch.ones(1, dtype=torch.float32, device=device), persistent=False)

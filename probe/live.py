@@ -69,16 +69,8 @@ class LiveServer:
                 replies = await self._engine.call("advance", id=name, steps=1)
                 if replies[0].result["reading"] is not None:
                     break
-            inert = sorted({block for reply in replies for block in reply.result["reading"]["inert"]})
-            total = replies[0].result["steps_total"] - 1
-            if inert:
-                result = SelfTest(
-                    state=SelfTestState.FAILED,
-                    reason=f"The gates of {len(inert)} of {total} blocks change nothing in the served code "
-                    f"(first: block {inert[0]}); a stale compile cache or a loader of its own may be the cause.",
-                )
-            else:
-                result = SelfTest(state=SelfTestState.PASSED, reason=f"All {total} gates act in the served code.")
+            readings = [reply.result["reading"] for reply in replies]
+            result = _judge_trial(readings, replies[0].result["steps_total"] - 1)
             self._tested = {boot_id: result}
             return result
 
@@ -154,6 +146,23 @@ class LiveServer:
     def _self_test_of(self, boot_id: str) -> SelfTest:
         untested = SelfTest(state=SelfTestState.NOT_RUN, reason="The gates have not been tested since vLLM started.")
         return self._tested.get(boot_id, untested)
+
+
+def _judge_trial(readings: list[dict[str, list[int]]], num_blocks: int) -> SelfTest:
+    """One verdict from all ranks' trials of the gates."""
+    inert = sorted({block for reading in readings for block in reading["inert"]})
+    wrong = sorted({block for reading in readings for block in reading["wrong"]})
+    if inert:
+        reason = (
+            f"The gates of {len(inert)} of {num_blocks} blocks change nothing in the served code (first: block "
+            f"{inert[0]}); a stale compile cache may be the cause: empty vLLM's cache folder and restart it."
+        )
+        return SelfTest(state=SelfTestState.FAILED, reason=reason)
+    if wrong:
+        names = ", ".join("all blocks skipped" if block < 0 else f"only block {block} running" for block in wrong[:3])
+        reason = f"The served code does not compute what the gates say in {len(wrong)} cases ({names})."
+        return SelfTest(state=SelfTestState.FAILED, reason=reason)
+    return SelfTest(state=SelfTestState.PASSED, reason=f"All {num_blocks} gates act in the served code.")
 
 
 def _merge_gates(replies: list[Reply], num_blocks: int) -> list[float]:

@@ -19,8 +19,8 @@ from .stack import Signature, Stack, UnsupportedModel
 # Rows of logits made at once: bounds their memory (rows x vocabulary x 4 bytes).
 _LOGIT_ROWS = 512
 _CALLS_KEPT = 2
-# Relative L2 distance of the two walks: rounding in bf16 stays below 0.05, a wrong stream is near 1.
-_SAME_WALK = 0.1
+# Relative L2 distance of two ways to compute one thing: rounding in bf16 stays below 0.05, a wrong stream is near 1.
+SAME = 0.1
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class LiveView:
     def nats(self, hidden: Tensor, tokens: Tensor, scored: Tensor) -> Tensor:
         """See `ModelView.nats`.  NaN on tensor-parallel ranks that do not receive the logits."""
         count, length = hidden.shape[:2]
-        final = self._finish(hidden, tokens)
+        final = self.finish(hidden, tokens)
         repeat = count // tokens.shape[0]
         targets = tokens.repeat(repeat, 1)  # (M, T)
         wanted = scored.repeat(repeat, 1)
@@ -111,15 +111,15 @@ class LiveView:
         hidden = self.embed(tokens)
         for index in range(self.num_blocks):
             hidden = self.block(index, hidden, tokens)
-        walked = self._finish(hidden, tokens).float()
-        distance = float((whole - walked).norm() / whole.norm())
-        if distance > _SAME_WALK:
+        walked = self.finish(hidden, tokens).float()
+        distance = relative_distance(walked, whole)
+        if distance > SAME:
             raise UnsupportedModel(
                 f"Walking {self._stack.layer_class} block by block does not reproduce the model's own forward pass "
                 f"(relative distance {distance:.3f}), so it cannot be scanned."
             )
 
-    def _finish(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+    def finish(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         """(M, T, D) behind the last block -> (M*T, D) behind the final norm, by the model's own code."""
         last = self.num_blocks - 1
 
@@ -157,6 +157,11 @@ class LiveView:
         calls = _Calls(tokens, copies, first[0], arguments)
         self._kept = [calls, *self._kept[: _CALLS_KEPT - 1]]
         return calls
+
+
+def relative_distance(a: Tensor, b: Tensor) -> float:
+    """|a - b| / |b|, L2; NaN where either is not finite."""
+    return float((a.float() - b.float()).norm() / b.float().norm())
 
 
 def check_scannable(vllm_config: Any) -> None:

@@ -31,6 +31,7 @@ class SidecarCollector(Collector):
         alerts: Alerts,
         *,
         tau: float,
+        min_gain_nats: float,
         open_mitigations: Callable[[], Iterable[MitigationRecord]],
         mitigations_done: Callable[[], Mapping[MitigationAction, int]],
         mitigations_failed: Callable[[], Mapping[MitigationAction, int]],
@@ -39,6 +40,7 @@ class SidecarCollector(Collector):
         self._live = live
         self._alerts = alerts
         self._tau = tau
+        self._min_gain_nats = min_gain_nats
         self._open_mitigations = open_mitigations
         self._mitigations_done = mitigations_done
         self._mitigations_failed = mitigations_failed
@@ -119,12 +121,17 @@ class SidecarCollector(Collector):
         yield from (zscore, score, flagged)
         threshold = GaugeMetricFamily(
             "flipwatch_threshold",
-            "The z above which a block stands out (tau); only the one of skip_gain flags.",
+            "The z above which a block stands out (tau).  Only skip gains flag; the largest one does so by its nats alone.",
             labels=["score"],
         )
         for which in SCORES:
             threshold.add_metric([which], self._tau)
         yield threshold
+        yield GaugeMetricFamily(
+            "flipwatch_skip_gain_threshold_nats",
+            "Skip gain from which the block with the largest one is flagged, whatever its z.",
+            value=self._min_gain_nats,
+        )
         gate = GaugeMetricFamily(
             "flipwatch_block_gate",
             "Alpha of the block as served: 1 normal, 0 left out.",
@@ -242,6 +249,7 @@ def registry(sidecar: Sidecar) -> CollectorRegistry:
             sidecar.live,
             sidecar.alerts,
             tau=sidecar.settings.alpha_scan.tau,
+            min_gain_nats=sidecar.settings.alpha_scan.min_gain_nats,
             open_mitigations=sidecar.store.open_mitigations,
             mitigations_done=lambda: sidecar.mitigator.done,
             mitigations_failed=lambda: sidecar.mitigator.failed,

@@ -45,7 +45,7 @@ def test_family(family: str, zoo: tuple[Path, dict[str, dict[str, Any]]]) -> Non
     result = results[family]
     assert "error" not in result, result["error"]
     assert result["facts"]["refusal"] is None
-    assert result["self_test"] == {"inert": []}
+    assert result["self_test"] == {"inert": [], "wrong": []}
     assert result["again"] == result["served"]
     assert result["untouched"], "the scan changed the KV cache or a gate"
     reference = Reference(work / family)

@@ -68,6 +68,7 @@ def _registry(live: Live, alerts: Alerts | None = None) -> CollectorRegistry:
             live,
             alerts or Alerts(k=1, n=3),
             tau=6.0,
+            min_gain_nats=0.05,
             open_mitigations=list,
             mitigations_done=lambda: Counter({MitigationAction.SKIP: 2}),
             mitigations_failed=Counter,
