@@ -121,7 +121,7 @@ class SidecarCollector(Collector):
         yield from (zscore, score, flagged)
         threshold = GaugeMetricFamily(
             "flipwatch_threshold",
-            "The z above which a block stands out (tau).  Only skip gains flag; the largest one does so by its nats alone.",
+            "Tau, the z above which a block stands out.  Only skip gains flag; the largest one by its nats alone.",
             labels=["score"],
         )
         for which in SCORES:
