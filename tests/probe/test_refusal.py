@@ -1,0 +1,54 @@
+"""Models that Flipwatch does not know, and a Flipwatch that is switched off: vLLM serves as if it were not there."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from flipwatch.probe.stack import UnsupportedModel, find_stack
+
+from ..vllm_server import VllmServer
+from .tiny import make
+
+pytestmark = pytest.mark.vllm
+
+TEXT = "The quick brown fox jumps over the lazy dog and runs away from the old grey wolf in the woods."
+ARGUMENTS = ["--enforce-eager", "--dtype", "float32"]
+
+
+@pytest.fixture(scope="module")
+def folder(smol: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Llama."""
+    return make("llama", smol, tmp_path_factory.mktemp("tiny"))
+
+
+def test_unknown_layer_form_is_refused(folder: Path, test_environment: Callable[..., dict[str, str]]) -> None:
+    """A layer that returns an unknown form is refused by name; off switch and refusal serve the same tokens."""
+    with VllmServer(folder, ARGUMENTS, test_environment("odd_layer")) as server:
+        facts = server.facts()
+        assert not facts["armed"]
+        assert "LlamaDecoderLayer returns list" in facts["refusal"]
+        assert facts["gates"] == []
+        reply = server.gates({0: 0.0})
+        assert reply.status_code == 501
+        assert "LlamaDecoderLayer" in reply.json()["detail"]
+        plan = {"alphas": [], "tokens": [[1, 2, 3]], "scored_from": [1]}
+        reply = server.probe.post("/measurements", json={"monitor": "alpha_scan", "plan": plan})
+        assert reply.status_code == 501
+        refused = server.outputs([TEXT])
+    with VllmServer(folder, ARGUMENTS, test_environment("plain_weights", FLIPWATCH_DISABLE="1")) as server:
+        assert server.probe.get("/model").status_code == 404
+        assert server.outputs([TEXT]) == refused
+
+
+def test_model_without_layers_is_refused() -> None:
+    """A model without a list of layers is refused by its class name."""
+
+    class Flat(nn.Module):
+        def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+            return hidden_states
+
+    with pytest.raises(UnsupportedModel, match="Flat"):
+        find_stack(Flat())
