@@ -151,7 +151,7 @@ class Pair:
                 "VLLM_PLUGINS": "flipwatch",
                 "VLLM_CPU_KVCACHE_SPACE": "1",
                 "VLLM_NO_USAGE_STATS": "1",
-                # vLLM 0.32 on CPU writes AOT artefacts that it cannot load again: half a minute of each start for nothing.
+                # On CPU vLLM 0.32 writes AOT artefacts that it cannot load again: half a minute of each start.
                 "VLLM_USE_AOT_COMPILE": "0",
                 "FLIPWATCH_PROBE_TOKEN": self.probe_token,
                 "FLIPWATCH_FAULTS": "1",
