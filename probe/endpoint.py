@@ -134,6 +134,18 @@ async def remove_fault(live: Live, id: str) -> None:
     await live.remove_fault(id)
 
 
+class QuietScans(logging.Filter):
+    """Keeps the hundreds of parts of a scan, and the sidecar's glances, out of vLLM's access log; errors stay."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """False for an answered part or glance; other records pass."""
+        match record.args:
+            case (_, _, str(path), _, int(status)):
+                return status >= 400 or not path.startswith((f"{PREFIX}/measurements", f"{PREFIX}/model"))
+            case _:
+                return True
+
+
 class ProbeEndpoint:
     """Entry point `vllm.endpoint_plugins`."""
 
@@ -144,6 +156,7 @@ class ProbeEndpoint:
         """Add the routes, unless the probe is switched off."""
         if switches.enabled():
             app.include_router(router)
+            logging.getLogger("uvicorn.access").addFilter(QuietScans())
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """Keep vLLM's engine client for the routes."""

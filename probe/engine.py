@@ -96,8 +96,9 @@ class Engine:
         try:
             started = time.perf_counter()
             async with self._paused():
-                result = await act()
+                # First, so that nothing has changed yet where it fails.  Nothing is computed before the end.
                 await self.call("clear_kv_cache")
+                result = await act()
             return result, time.perf_counter() - started
         finally:
             self._changing = False
@@ -106,9 +107,9 @@ class Engine:
     async def _paused(self) -> AsyncIterator[None]:
         if await self._client.is_paused():
             raise ProbeError(409, "Conflict", "vLLM is paused by somebody else; resume it first.")
-        # keep: requests stay queued.  clear_cache: running ones are preempted and recomputed, every cache is reset.
-        await self._client.pause_generation(mode="keep", clear_cache=True)
         try:
+            # keep: requests stay queued.  clear_cache: running ones are preempted and recomputed, every cache is reset.
+            await self._client.pause_generation(mode="keep", clear_cache=True)
             if not await self._client.reset_prefix_cache(reset_running_requests=True, reset_connector=True):
                 raise ProbeError(
                     409, "Conflict", "vLLM could not free its KV cache (a transfer may hold it); nothing was changed."

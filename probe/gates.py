@@ -114,7 +114,9 @@ class Gates:
 
     def read(self) -> dict[int, float]:
         """Alpha per block, from the device."""
-        return {index: float(getattr(layer, GATE)) for index, layer in self._layers.items()}
+        # One transfer for all: each would wait for the device.
+        alphas: list[float] = torch.cat([getattr(layer, GATE) for layer in self._layers.values()]).tolist()
+        return dict(zip(self._layers, alphas, strict=True))
 
     def write(self, alphas: Mapping[int, float]) -> None:
         """Set alphas in place; blocks that this rank does not hold are left to the ranks that do."""

@@ -99,9 +99,13 @@ class LiveServer:
                 _check(after, wanted)
             except ProbeError as error:
                 # All or nothing: a rank that did write must not stay ahead of the others.
-                replies = await self._engine.call("set_gates", boot_id=before.boot_id, gates=previous)
-                _check(_merge_gates(replies, before.num_blocks), previous)
-                detail = f"{error.problem.detail} The gates were put back."
+                outcome = "The gates were put back."
+                try:
+                    replies = await self._engine.call("set_gates", boot_id=before.boot_id, gates=previous)
+                    _check(_merge_gates(replies, before.num_blocks), previous)
+                except ProbeError as second:
+                    outcome = f"Putting them back failed too, the ranks may differ: {second.problem.detail}"
+                detail = f"{error.problem.detail} {outcome}"
                 raise ProbeError(error.problem.status, error.problem.title, detail) from error
             return after
 

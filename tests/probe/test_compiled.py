@@ -12,13 +12,15 @@ pytestmark = pytest.mark.vllm
 
 MakeEnvironment = Callable[..., dict[str, str]]
 FP32 = ["--dtype", "float32"]
+# This build's default mode writes ahead-of-time artefacts that it cannot load again: half a minute for nothing.
+NO_AOT = {"VLLM_USE_AOT_COMPILE": "0"}
 VLLM_COMPILE = [*FP32, "--compilation-config", '{"mode": 3}']
 
 
 @pytest.fixture(scope="module")
 def compiled(smol: Path, test_environment: MakeEnvironment) -> Iterator[VllmServer]:
     """Compiled as this build does by default, bf16 weights in fp32."""
-    with VllmServer(smol, FP32, test_environment()) as server:
+    with VllmServer(smol, FP32, test_environment(**NO_AOT)) as server:
         assert server.facts()["mode"] == "compiled"
         assert server.self_test()["state"] == "passed"
         yield server
@@ -57,7 +59,7 @@ def test_gates_at_one_within_rounding(
     """With all gates at 1, compiled logprobs are within rounding of vLLM without Flipwatch."""
     sequences = [compiled.tokens(prompt) for prompt in prompts]
     ours = [compiled.prompt_logprobs(tokens) for tokens in sequences]
-    with VllmServer(smol, FP32, test_environment(flipwatch=False)) as plain:
+    with VllmServer(smol, FP32, test_environment(flipwatch=False, **NO_AOT)) as plain:
         theirs = [plain.prompt_logprobs(tokens) for tokens in sequences]
     assert max(largest_difference(a, b) for a, b in zip(ours, theirs, strict=True)) < 1e-3
 
@@ -81,9 +83,12 @@ def test_compiled_scan(compiled: VllmServer, prompts: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def stale_cache(smol: Path, test_environment: MakeEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A compile cache that a vLLM without Flipwatch filled, under the passes that GPUs run."""
+    """A compile cache that a vLLM filled while Flipwatch was off, under the passes that GPUs run."""
     root = tmp_path_factory.mktemp("compile-cache")
-    environment = test_environment("vllm_compile", "inplace_norm", flipwatch=False, VLLM_CACHE_ROOT=str(root))
+    # Switched off rather than left out: vLLM's key covers VLLM_PLUGINS, so a server that never named Flipwatch leaves
+    # nothing stale, and one that had it switched off does.
+    things = ("vllm_compile", "inplace_norm", "plain_weights")
+    environment = test_environment(*things, FLIPWATCH_DISABLE="1", VLLM_CACHE_ROOT=str(root))
     with VllmServer(smol, VLLM_COMPILE, environment) as plain:
         plain.complete("Hello")
     assert any(root.rglob("*")), "the plain run left no compile cache"

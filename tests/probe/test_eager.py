@@ -183,3 +183,18 @@ def test_token_is_asked_for(healthy: VllmServer, header: dict[str, str]) -> None
         reply = healthy.client.request(method, f"/flipwatch/v1{path}", headers=header, json={})
         assert reply.status_code == 401
         assert reply.headers["content-type"] == "application/problem+json"
+
+
+def test_parts_stay_out_of_the_access_log(healthy: VllmServer, prompts: list[str]) -> None:
+    """A scan's parts do not flood vLLM's access log; changes and errors are still there."""
+    healthy.measure([healthy.tokens(prompts[0])], steps=1)
+    healthy.set_gates({1: 0.0})
+    assert healthy.probe.post("/measurements/none/advance", json={"steps": 1}).status_code == 404
+    lines = [line for line in healthy.log.splitlines() if "/flipwatch/v1/" in line and "HTTP/1.1" in line]
+    assert not [
+        line
+        for line in lines
+        if "/measurements" in line and "404" not in line and "409" not in line and "422" not in line
+    ]
+    assert any("/gates" in line and "200" in line for line in lines)
+    assert any("/measurements/none/advance" in line and "404" in line for line in lines)
