@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from .attention import private_context
 from .stack import Signature, Stack, UnsupportedModel
 
-REHEARSAL_TOKENS = 8
+REHEARSAL_LENGTH = 8
 
 # (block index, layer, positional arguments, keyword arguments) -> what the layer returns instead
 Hook = Callable[[int, nn.Module, tuple[Any, ...], dict[str, Any]], Any]
@@ -79,6 +79,16 @@ def run_model(model: Any, tokens: Tensor) -> Tensor:
     return out[0] if isinstance(out, tuple) else out
 
 
+def rehearsal_tokens(vllm_config: Any, device: torch.device) -> Tensor:
+    """(1, T) ordinary token ids, from the middle of the vocabulary.
+
+    The first ids are special tokens, on which some models' activations are so large that bf16 rounding alone moves the
+    result by a quarter (SmolLM2).
+    """
+    first = vllm_config.model_config.get_vocab_size() // 2
+    return torch.arange(first, first + REHEARSAL_LENGTH, device=device)[None]
+
+
 def _look(name: str, out: Any) -> tuple[Tensor, Tensor | None]:
     """Split an output into hidden and residual, or refuse it."""
     if isinstance(out, Tensor):
@@ -129,10 +139,10 @@ def learn_forms(model: Any, stack: Stack, vllm_config: Any, device: torch.device
                 forms[cls] = Form.PAIR if moved else Form.OVERWRITE
         return out
 
-    tokens = torch.arange(1, 1 + REHEARSAL_TOKENS, device=device)[None]
+    tokens = rehearsal_tokens(vllm_config, device)
     with (
         torch.inference_mode(),
-        private_context(vllm_config, REHEARSAL_TOKENS, skip_compiled=True),
+        private_context(vllm_config, REHEARSAL_LENGTH, skip_compiled=True),
         intercepted(stack, observe),
     ):
         run_model(model, tokens)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .armed import Armed
 from .attention import private_context
-from .forms import REHEARSAL_TOKENS, run_model
+from .forms import REHEARSAL_LENGTH, rehearsal_tokens, run_model
 from .gates import Gates
 from .view import SAME, relative_distance
 
@@ -27,14 +27,14 @@ def try_gates(armed: Armed, gates: Gates) -> Generator[None, None, dict[str, Any
         `inert`: blocks whose gate changed nothing.  `wrong`: blocks alone with which the output is not what the view
         computes; -1 stands for no block at all.
     """
-    tokens = torch.arange(1, 1 + REHEARSAL_TOKENS, device=armed.device)[None]
+    tokens = rehearsal_tokens(armed.vllm_config, armed.device)
     everything_skipped = dict.fromkeys(range(armed.stack.num_blocks), 0.0)
     view = armed.view() if armed.scan_refusal is None else None
 
     def served(alphas: dict[int, float]) -> Tensor:
         with (
             gates.temporarily({**everything_skipped, **alphas}),
-            private_context(armed.vllm_config, REHEARSAL_TOKENS, skip_compiled=False),
+            private_context(armed.vllm_config, REHEARSAL_LENGTH, skip_compiled=False),
         ):
             # A copy, since compiled code may reuse its output.
             return run_model(armed.model, tokens).clone()

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from .attention import private_context
-from .forms import REHEARSAL_TOKENS, Form, intercepted, run_model
+from .forms import REHEARSAL_LENGTH, Form, intercepted, rehearsal_tokens, run_model
 from .gates import Gates
 from .stack import Signature, Stack, UnsupportedModel
 
 # Rows of logits made at once: bounds their memory (rows x vocabulary x 4 bytes).
 _LOGIT_ROWS = 512
 _CALLS_KEPT = 2
-# Relative L2 distance of two ways to compute one thing: rounding in bf16 stays below 0.05, a wrong stream is near 1.
-SAME = 0.1
+# Relative L2 distance of two ways to compute one thing: bf16 rounding over 30 blocks gives 0.04, a wrong stream about 1.
+SAME = 0.25
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ class LiveView:
         Raises:
             UnsupportedModel: the two differ by more than rounding, so that a scan would measure something else.
         """
-        tokens = torch.arange(1, 1 + REHEARSAL_TOKENS, device=self._device)[None]
-        with private_context(self._vllm_config, REHEARSAL_TOKENS, skip_compiled=True):
+        tokens = rehearsal_tokens(self._vllm_config, self._device)
+        with private_context(self._vllm_config, REHEARSAL_LENGTH, skip_compiled=True):
             whole = run_model(self._model, tokens).float()
         if not whole.isfinite().all():
             return  # nothing to compare with; a scan will name the block

@@ -69,6 +69,8 @@ class Probe:
             base_url=base_url + PREFIX,
             headers={"authorization": f"Bearer {token}"},
             timeout=timeout,
+            # Shorter than uvicorn's 5 s: a connection that the server closes at the moment of use is a false "away".
+            limits=httpx.Limits(keepalive_expiry=2.0),
             trust_env=False,
         )
         self._patience = httpx.Timeout(_PATIENT_SECONDS, connect=timeout)

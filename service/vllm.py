@@ -44,6 +44,8 @@ class Vllm:
             base_url=base_url,
             headers={} if api_key is None else {"authorization": f"Bearer {api_key}"},
             timeout=timeout,
+            # Shorter than uvicorn's 5 s: a connection that the server closes at the moment of use is a false "away".
+            limits=httpx.Limits(keepalive_expiry=2.0),
             trust_env=False,
         )
 

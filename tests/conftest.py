@@ -1,6 +1,5 @@
 """What all tests share: the model that `make setup` made."""
 
-import os
 import signal
 from pathlib import Path
 
@@ -12,7 +11,7 @@ _ROOT = Path(__file__).parent.parent
 @pytest.fixture(scope="session")
 def smol() -> Path:
     """SmolLM2-135M-Instruct as a plain bf16 checkpoint; a missing one is an error, not a skip."""
-    folder = Path(os.environ.get("FLIPWATCH_MODEL", _ROOT / ".venv" / "model")).resolve()
+    folder = (_ROOT / ".venv" / "model").resolve()
     assert (folder / "config.json").exists(), f"There is no model in {folder}; run `make setup`."
     return folder
 
