@@ -6,7 +6,6 @@ it is.  Both run in this process, in turn, several times; the ratio is taken wit
 
 import json
 import math
-import os
 import platform
 import statistics
 import time
@@ -38,19 +37,14 @@ GRIDS = {"quick": QUICK_GRID, "full": FULL_GRID}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 T = TypeVar("T")
 
+MODEL = Path(__file__).resolve().parents[1] / ".venv" / "model"
+"""Link that `make setup` leaves."""
+
 Scan = tuple[int | None, float]
 """Which block is scaled by how much; no block for the base loss."""
 
 Losses = dict[Scan, list[float]]
 """Per scan, the loss of each sequence."""
-
-
-def default_model() -> Path:
-    """`FLIPWATCH_MODEL`, or the checkpoint that `make setup` leaves in its cache."""
-    cache = os.environ.get("FLIPWATCH_CACHE") or Path(
-        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "flipwatch"
-    )
-    return Path(os.environ.get("FLIPWATCH_MODEL") or Path(cache) / "smollm2-135m-instruct-bf16")
 
 
 def read_questions(path: Path) -> list[ValidationItem]:
@@ -121,9 +115,7 @@ def _timed(work: Callable[[], T]) -> tuple[T, float, float]:
 
 
 def main(
-    model: Annotated[
-        Path | None, typer.Option(help="Checkpoint folder.", show_default="FLIPWATCH_MODEL, cache")
-    ] = None,
+    model: Annotated[Path, typer.Option(help="Checkpoint folder.")] = MODEL,
     data: Annotated[Path | None, typer.Option(help="JSONL of multiple-choice questions instead of our set.")] = None,
     items: Annotated[int, typer.Option(min=1, help="Texts.")] = 4,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens per text, at most.")] = 24,
@@ -135,7 +127,7 @@ def main(
 ) -> None:
     """Time the naive and the prefix-shared alpha-scan on one model."""
     console = Console()
-    folder = model or default_model()
+    folder = model
     if not (folder / "config.json").is_file():
         raise typer.BadParameter(f"no checkpoint in {folder}; name one with --model or run `make setup`")
     if grid not in GRIDS or dtype not in DTYPES:
