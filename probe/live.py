@@ -94,14 +94,14 @@ class LiveServer:
 
         async def write() -> list[float]:
             try:
-                replies = await self._engine.call("set_gates", boot_id=change.boot_id, gates=wanted)
+                replies = await self._engine.call("set_gates", gates=wanted)
                 after = _merge_gates(replies, before.num_blocks)
                 _check(after, wanted)
             except ProbeError as error:
                 # All or nothing: a rank that did write must not stay ahead of the others.
                 outcome = "The gates were put back."
                 try:
-                    replies = await self._engine.call("set_gates", boot_id=before.boot_id, gates=previous)
+                    replies = await self._engine.call("set_gates", gates=previous)
                     _check(_merge_gates(replies, before.num_blocks), previous)
                 except ProbeError as second:
                     outcome = f"Putting them back failed too, the ranks may differ: {second.problem.detail}"

@@ -82,13 +82,11 @@ class WorkerProbe:
             "faults": [fault.model_dump(mode="json") for fault in self._faults.active()],
         }
 
-    def set_gates(self, boot_id: str, gates: list[list[float]]) -> dict[str, Any]:
+    def set_gates(self, gates: list[list[float]]) -> dict[str, Any]:
         """Write the alphas of this rank's blocks and read all of them back.  The scheduler is paused."""
         armed = _served()
         if armed.gates is None:
             raise Refused(501, armed.refusal or "No gates are installed.")
-        if boot_id != armed.boot_id:
-            raise Refused(409, "vLLM was restarted since these gates were asked for; read the model's state again.")
         alphas = {int(block): float(alpha) for block, alpha in gates}
         unknown = [block for block in alphas if not 0 <= block < armed.stack.num_blocks]
         if unknown:

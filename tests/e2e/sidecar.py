@@ -145,6 +145,8 @@ class Sidecar:
 
     def scan(self) -> dict[str, Any]:
         """One scan now; its finding."""
+        # One that the sidecar started by itself may be under way.
+        wait_for("an idle sidecar", lambda: not self.call("GET", "/states")["scanning"])
         scan = self.call("POST", "/scans", {}, 202)
 
         def done() -> dict[str, Any] | None:

@@ -36,6 +36,7 @@ def sidecar(vllm: VllmServer, webhook: Webhook, tmp_path_factory: pytest.TempPat
     """Scans on request and after every 5 served requests, alerts at once, acts when told."""
     process = Sidecar(tmp_path_factory.mktemp("sidecar"), vllm.url, webhook)
     process.start()
+    wait_for("the first answer of the probe", lambda: process.metric("flipwatch_up") == 1.0)
     yield process
     process.close()
 

@@ -11,6 +11,7 @@ Switched by `FLIPWATCH_TESTS`, a comma-separated list:
     odd_layer      Llama's layers return a list, a form that Flipwatch does not know and vLLM does not mind
 """
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,7 @@ def _odd_layer() -> None:
 
     original = LlamaDecoderLayer.forward
 
+    @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return list(original(self, *args, **kwargs))
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from flipwatch.probe.stack import UnsupportedModel, find_stack
+from flipwatch.probe.stack import Signature, UnsupportedModel
 
 from ..vllm_server import VllmServer
 from .tiny import make
@@ -43,12 +43,12 @@ def test_unknown_layer_form_is_refused(folder: Path, test_environment: Callable[
         assert server.outputs([TEXT]) == refused
 
 
-def test_model_without_layers_is_refused() -> None:
-    """A model without a list of layers is refused by its class name."""
+def test_layer_without_hidden_states_is_refused() -> None:
+    """A layer class whose input has no known name is refused by its class name."""
 
-    class Flat(nn.Module):
-        def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-            return hidden_states
+    class Odd(nn.Module):
+        def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+            return pixels
 
-    with pytest.raises(UnsupportedModel, match="Flat"):
-        find_stack(Flat())
+    with pytest.raises(UnsupportedModel, match="Odd has no argument named hidden_states"):
+        Signature.of(Odd())

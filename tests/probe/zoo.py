@@ -80,9 +80,9 @@ def examine(folder: Path) -> dict[str, Any]:
     if facts["refusal"] is None:
         result["self_test"] = measure("self_test", {})
         for block in (0, 3):
-            call("set_gates", boot_id=facts["boot_id"], gates=[[block, 0.0]])
+            call("set_gates", gates=[[block, 0.0]])
             result[f"skip_{block}"] = served()
-            call("set_gates", boot_id=facts["boot_id"], gates=[[block, 1.0]])
+            call("set_gates", gates=[[block, 1.0]])
         plan = {"alphas": ALPHAS, "tokens": sequences, "scored_from": [1, 1], "tokens_per_step": 64}
         digest, gates = kv_digest(), call("facts")["gates"]
         result["scan"] = measure("alpha_scan", plan)
