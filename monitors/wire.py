@@ -11,9 +11,10 @@ Routes, all under `/flipwatch/v1` on the vLLM server, all with the probe's own b
     POST   /faults          FaultOrder  -> Fault
     DELETE /faults/{id}                 -> 204
 
-Errors are problem+json (`Problem`).  401 bad token; 404 no such measurement, fault or tensor; 409 another
-change is running, vLLM is paused by somebody else, or a measurement is void because the model changed under
-it; 422 wrong body; 501 this model or setting is not supported; 502 a rank failed or the ranks disagree.
+Errors are problem+json (`Problem`).  401 bad token; 403 fault injection is off; 404 no such block, measurement,
+fault or tensor; 409 another change is running, the gates have not passed their self-test, or a measurement is void
+because the model changed under it; 422 wrong body; 501 this model or setting is not supported; 502 a rank failed or
+the ranks disagree; 503 vLLM is starting, asleep, or paused by somebody else.
 """
 
 from enum import StrEnum
@@ -76,7 +77,7 @@ class FaultOrder(Wire):
     """Name inside the block as the checkpoint or vLLM calls it, e.g. `mlp.up_proj` or `up_proj.weight`."""
     kind: FaultKind = Field(strict=False)
     count: int = Field(default=18, ge=1)
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**63)
 
 
 class Fault(Wire):

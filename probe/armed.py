@@ -52,9 +52,10 @@ def arm(model: nn.Module, vllm_config: Any) -> Armed:
     """Install gates on a model that has just been loaded; never raises."""
     global served
     boot_id = uuid.uuid4().hex
-    device = next(model.parameters()).device
+    device = torch.device(vllm_config.device_config.device)
     nothing = Stack({}, 0, "")
     try:
+        device = next(model.parameters()).device
         served = _arm(model, vllm_config, device, boot_id)
     except UnsupportedModel as reason:
         served = Armed(boot_id, model, vllm_config, device, nothing, None, refusal=str(reason))
@@ -67,8 +68,10 @@ def arm(model: nn.Module, vllm_config: Any) -> Armed:
 
 
 def _arm(model: nn.Module, vllm_config: Any, device: torch.device, boot_id: str) -> Armed:
-    if (size := vllm_config.parallel_config.data_parallel_size) > 1:
-        raise UnsupportedModel(f"Data parallel size {size} is not supported yet.")
+    parallel = vllm_config.parallel_config
+    for kind, size in (("Data", parallel.data_parallel_size), ("Pipeline", parallel.pipeline_parallel_size)):
+        if size > 1:
+            raise UnsupportedModel(f"{kind} parallel size {size} is not supported yet.")
     if vllm_config.model_config.is_encoder_decoder:
         raise UnsupportedModel("Encoder-decoder models are not supported.")
     stack = find_stack(model)

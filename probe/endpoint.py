@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from importlib.metadata import version
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
@@ -59,6 +59,8 @@ class ProblemRoute(APIRoute):
                 place = ".".join(str(part) for part in first["loc"])
                 detail = f"{place}: {first['msg']}"
                 return problem_response(Problem(title="Wrong request", status=422, detail=detail))
+            except HTTPException as error:
+                return problem_response(Problem(title="Wrong request", status=error.status_code, detail=error.detail))
             except Exception as error:
                 logger.exception("Flipwatch failed to answer %s.", request.url.path)
                 detail = f"{type(error).__name__}: {error}"

@@ -55,6 +55,12 @@ class Engine:
         """
         call = uuid.uuid4().hex
         async with self._one_rpc:
+            # The gates of a sleeping server lie in memory that is not mapped, and a paused one may be in the middle of
+            # a weight update.  Our own pause is neither.
+            if not self._changing and await self._client.is_sleeping():
+                raise ProbeError(
+                    503, "Asleep", "vLLM is asleep, or paused by somebody else; nothing is read or changed."
+                )
             # No timeout: it would kill the engine.
             raw = await self._client.collective_rpc(RPC, args=(call, operation, payload))
         if not raw or any(not isinstance(reply, dict) or reply.get("call") != call for reply in raw):
@@ -105,8 +111,8 @@ class Engine:
 
     @asynccontextmanager
     async def _paused(self) -> AsyncIterator[None]:
-        if await self._client.is_paused():
-            raise ProbeError(409, "Conflict", "vLLM is paused by somebody else; resume it first.")
+        if await self._client.is_sleeping():
+            raise ProbeError(503, "Asleep", "vLLM is asleep, or paused by somebody else; nothing is read or changed.")
         try:
             # keep: requests stay queued.  clear_cache: running ones are preempted and recomputed, every cache is reset.
             await self._client.pause_generation(mode="keep", clear_cache=True)

@@ -1,5 +1,6 @@
 """Faults on purpose, for drills and tests: damaged values in memory, with the way back."""
 
+import random
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,9 +45,10 @@ class Faults:
         values = parameter.data.view(-1)
         width = values.numel() // parameter.shape[0]
         low, high = (rows.start * width, rows.stop * width) if rows is not None else (0, values.numel())
-        generator = torch.Generator().manual_seed(order.seed)
-        chosen = torch.randperm(high - low, generator=generator)[: order.count] + low
-        indices = chosen.to(values.device)
+        # A sample, not a permutation of the tensor: the scheduler stands still meanwhile.
+        generator = random.Random(order.seed)  # noqa: S311 - reproducible, not secret
+        chosen = generator.sample(range(low, high), min(order.count, high - low))
+        indices = torch.tensor(chosen, device=values.device)
         before = values[indices].clone()
         values[indices] = _damaged(before, order.kind, values[low:high], generator)
         fault = Fault(
@@ -76,14 +78,14 @@ class Faults:
         return True
 
 
-def _damaged(before: Tensor, kind: FaultKind, tensor: Tensor, generator: torch.Generator) -> Tensor:
+def _damaged(before: Tensor, kind: FaultKind, tensor: Tensor, generator: random.Random) -> Tensor:
     match kind:
         case FaultKind.BURST:
-            sign = torch.randint(0, 2, before.shape, generator=generator).to(before.device) * 2 - 1
+            sign = torch.tensor([generator.choice((-1.0, 1.0)) for _ in range(before.numel())], device=before.device)
             return (sign * tensor.float().abs().max() * 64).to(before.dtype)
         case FaultKind.BIT:
             bits = before.element_size() * 8
-            integers = {16: torch.int16, 32: torch.int32}[bits]
+            integers = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}[bits]
             return (before.view(integers) ^ (1 << (bits - 2))).view(before.dtype)
         case FaultKind.NAN:
             return torch.full_like(before, torch.nan)

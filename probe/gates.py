@@ -16,6 +16,7 @@ the first layer does: the copy would then share its memory with a tensor that is
 operator that no pass looks into.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -28,6 +29,7 @@ from .stack import Signature, Stack
 
 GATE = "flipwatch_gate"
 ALPHA = "flipwatch_alpha"
+_OURS = "__flipwatch_gate__"
 Forward = Callable[..., Any]
 
 
@@ -86,7 +88,8 @@ def _wrap(cls: type[nn.Module], signature: Signature, form: Form, *, eager: bool
                 return original(self, *args, **kwargs)
             return _gated(self, original, signature, form, args, kwargs)
 
-    forward.__wrapped__ = original  # type: ignore[attr-defined]
+    functools.update_wrapper(forward, original)
+    setattr(forward, _OURS, True)
     cls.forward = forward
 
 
@@ -104,7 +107,7 @@ class Gates:
         """
         self._layers = stack.layers
         for cls in {type(layer) for layer in stack.layers.values()}:
-            if not hasattr(cls.forward, "__wrapped__"):
+            if not hasattr(cls.forward, _OURS):
                 layer = next(layer for layer in stack.layers.values() if type(layer) is cls)
                 _wrap(cls, Signature.of(layer), forms[cls], eager=eager)
         for layer in stack.layers.values():

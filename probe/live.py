@@ -1,6 +1,7 @@
 """The served model over all its ranks: what the probe's routes do."""
 
 import asyncio
+import uuid
 from typing import Any
 
 import torch
@@ -33,7 +34,6 @@ class LiveServer:
         """Nothing is asked of the workers until a route is called."""
         self._engine = engine
         self._flipwatch_version = flipwatch_version
-        self._tested: dict[str, SelfTest] = {}
         self._testing = asyncio.Lock()
 
     async def facts(self) -> ModelFacts:
@@ -48,10 +48,10 @@ class LiveServer:
         gates = [] if refusal else _merge_gates(replies, first["num_blocks"])
         return ModelFacts.model_validate(
             {
-                **first,
+                **{name: value for name, value in first.items() if name != "trial"},
                 "armed": refusal is None,
                 "gates": gates,
-                "self_test": self._self_test_of(first["boot_id"]),
+                "self_test": _judge_trials([reply.result["trial"] for reply in replies], first["num_blocks"]),
                 "faults": [Fault.model_validate(fault) for fault in first["faults"]],
                 "flipwatch_version": self._flipwatch_version,
                 "vllm_version": _vllm_version(),
@@ -60,19 +60,13 @@ class LiveServer:
         )
 
     async def self_test(self) -> SelfTest:
-        """Try every gate in the code that serves; the result stands for this vLLM process."""
+        """Try every gate in the code that serves; the workers keep the result for as long as they live."""
         async with self._testing:
-            boot_id = (await self._engine.call("facts"))[0].result["boot_id"]
-            name = f"self-test-{boot_id}"
-            replies = await self._engine.call("open", id=name, monitor=SELF_TEST, plan={})
-            while True:
-                replies = await self._engine.call("advance", id=name, steps=1)
-                if replies[0].result["reading"] is not None:
-                    break
-            readings = [reply.result["reading"] for reply in replies]
-            result = _judge_trial(readings, replies[0].result["steps_total"] - 1)
-            self._tested = {boot_id: result}
-            return result
+            name = f"self-test-{uuid.uuid4().hex}"
+            await self._engine.call("open", id=name, monitor=SELF_TEST, plan={})
+            while (await self._engine.call("advance", id=name, steps=1))[0].result["reading"] is None:
+                pass
+            return (await self.facts()).self_test
 
     async def set_gates(self, change: GateChange) -> GateReport:
         """Write gates on all ranks between two engine steps and read them back; undone where a rank fails."""
@@ -147,13 +141,13 @@ class LiveServer:
         """Put the values back."""
         await self._engine.change(lambda: self._engine.call("remove_fault", id=id))
 
-    def _self_test_of(self, boot_id: str) -> SelfTest:
-        untested = SelfTest(state=SelfTestState.NOT_RUN, reason="The gates have not been tested since vLLM started.")
-        return self._tested.get(boot_id, untested)
 
-
-def _judge_trial(readings: list[dict[str, list[int]]], num_blocks: int) -> SelfTest:
+def _judge_trials(trials: list[dict[str, list[int]] | None], num_blocks: int) -> SelfTest:
     """One verdict from all ranks' trials of the gates."""
+    readings = [trial for trial in trials if trial is not None]
+    if len(readings) < len(trials):
+        reason = "The gates have not been tested since vLLM started."
+        return SelfTest(state=SelfTestState.NOT_RUN, reason=reason)
     inert = sorted({block for reading in readings for block in reading["inert"]})
     wrong = sorted({block for reading in readings for block in reading["wrong"]})
     if inert:

@@ -19,11 +19,11 @@ _SALT_VERSION = 1
 
 def register() -> None:
     """Entry point `vllm.general_plugins`; idempotent, cheap, never raises."""
-    if not switches.enabled():
-        return
     try:
-        _extend_loader()
+        if not switches.enabled():
+            return
         _extend_worker()
+        _extend_loader()
         if switches.cpu_plain_weights():
             _keep_plain_weights()
     except Exception:
@@ -42,7 +42,10 @@ def _extend_loader() -> None:
         model = original(self, vllm_config, model_config, *args, **kwargs)
         # Draft models of speculative decoding come through here too; only the served model is watched.
         if model_config is vllm_config.model_config:
-            _arm(model, vllm_config)
+            try:
+                _arm(model, vllm_config)
+            except Exception:
+                logger.exception("Flipwatch failed while it looked at the model; vLLM serves without it.")
         return model
 
     load_model.__wrapped_by_flipwatch__ = True  # type: ignore[attr-defined]

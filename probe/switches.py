@@ -7,8 +7,11 @@ FLIPWATCH_FAULTS=1           allow fault injection (drills and tests)
 FLIPWATCH_CPU_PLAIN_WEIGHTS=1  keep plain weights on vLLM's CPU build instead of opaque oneDNN handles
 """
 
+import logging
 import os
 from pathlib import Path
+
+logger = logging.getLogger("vllm.flipwatch")
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 
@@ -24,7 +27,9 @@ def token() -> str | None:
     if path := os.environ.get("FLIPWATCH_PROBE_TOKEN_FILE"):
         try:
             return Path(path).read_text(encoding="utf-8").strip() or None
-        except OSError:
+        except (OSError, ValueError) as error:
+            # Never a reason for vLLM not to start.
+            logger.warning("Flipwatch is off: FLIPWATCH_PROBE_TOKEN_FILE cannot be read: %s", type(error).__name__)
             return None
     return None
 

@@ -64,6 +64,7 @@ class LiveView:
 
     def embed(self, tokens: Tensor) -> Tensor:
         """See `ModelView.embed`."""
+        tokens = tokens.to(self._device)
         return self._calls(tokens, 1).first.view(*tokens.shape, -1)
 
     def block(self, index: int, hidden: Tensor, tokens: Tensor) -> Tensor:
@@ -113,7 +114,8 @@ class LiveView:
             hidden = self.block(index, hidden, tokens)
         walked = self.finish(hidden, tokens).float()
         distance = relative_distance(walked, whole)
-        if distance > SAME:
+        # Not "distance > SAME": a walk that ends in NaN must not pass.
+        if not distance <= SAME:
             raise UnsupportedModel(
                 f"Walking {self._stack.layer_class} block by block does not reproduce the model's own forward pass "
                 f"(relative distance {distance:.3f}), so it cannot be scanned."
@@ -170,8 +172,6 @@ def check_scannable(vllm_config: Any) -> None:
     Raises:
         UnsupportedModel: names the setting.
     """
-    if vllm_config.parallel_config.pipeline_parallel_size > 1:
-        raise UnsupportedModel("Scans under pipeline parallelism are not supported yet; gates are.")
     if vllm_config.lora_config is not None:
         raise UnsupportedModel("Scans of a server with LoRA adapters are not supported yet; gates are.")
     if vllm_config.model_config.uses_mrope:

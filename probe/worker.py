@@ -52,6 +52,7 @@ class WorkerProbe:
         """Nothing is under way."""
         self._faults = Faults()
         self._measurement: Measurement | None = None
+        self._trial: dict[str, list[int]] | None = None
         # Counts changes of the model: a measurement that saw two versions is void.
         self._version = 0
 
@@ -78,6 +79,7 @@ class WorkerProbe:
             "data_parallel_size": parallel.data_parallel_size,
             "max_tokens": min(config.scheduler_config.max_num_batched_tokens, config.model_config.max_model_len),
             "gates": [[index, alpha] for index, alpha in sorted(gates.items())],
+            "trial": self._trial,
             "faults_enabled": switches.faults_allowed(),
             "faults": [fault.model_dump(mode="json") for fault in self._faults.active()],
         }
@@ -155,7 +157,10 @@ class WorkerProbe:
                     measurement.done += 1
         except StopIteration as stop:
             self._measurement = None
-            reading = stop.value if isinstance(stop.value, dict) else stop.value.model_dump(mode="json")
+            if isinstance(stop.value, dict):
+                reading = self._trial = stop.value
+            else:
+                reading = stop.value.model_dump(mode="json")
         except Exception:
             self._measurement = None
             raise

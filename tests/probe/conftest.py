@@ -69,6 +69,7 @@ def healthy(eager: VllmServer) -> Iterator[VllmServer]:
     facts: dict[str, Any] = eager.facts()
     for fault in facts["faults"]:
         eager.heal(fault["id"])
+    assert eager.facts()["faults"] == []
     moved = {block: 1.0 for block, alpha in enumerate(facts["gates"]) if alpha != 1.0}
     if moved:
-        eager.set_gates(moved)
+        assert set(eager.set_gates(moved)["gates"]) == {1.0}

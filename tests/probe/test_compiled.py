@@ -40,17 +40,21 @@ def _check_gates(server: VllmServer, prompts: list[str], reference: Reference) -
 
 
 def _check_nan(server: VllmServer, prompts: list[str]) -> None:
-    """A skipped block full of NaN leaves no trace, also not in reused KV blocks."""
+    """A skipped block full of NaN or Inf leaves no trace, also not in reused KV blocks."""
+    healthy = server.outputs(prompts)
     server.set_gates({12: 0.0})
     skipped = server.outputs(prompts)
     server.set_gates({12: 1.0})
-    fault = server.inject(block=12, tensor="mlp.down_proj", kind="nan", count=100_000)
-    for prompt in prompts:
-        server.complete(prompt, logprobs=None)
-    server.set_gates({12: 0.0})
-    assert server.outputs(prompts) == skipped
-    server.heal(fault)
-    server.set_gates({12: 1.0})
+    for kind in ("nan", "inf"):
+        fault = server.inject(block=12, tensor="mlp.down_proj", kind=kind, count=100_000)
+        # Logprobs of NaN cannot be written as JSON; vLLM answers without them.
+        bad = [server.complete(prompt, logprobs=None)["text"] for prompt in prompts]
+        assert bad != [text for text, _, _ in healthy]
+        server.set_gates({12: 0.0})
+        assert server.outputs(prompts) == skipped
+        server.heal(fault)
+        server.set_gates({12: 1.0})
+    assert server.outputs(prompts) == healthy
 
 
 def test_gates_at_one_within_rounding(

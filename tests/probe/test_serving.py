@@ -25,16 +25,22 @@ def test_scan_changes_no_served_token(healthy: VllmServer, prompts: list[str]) -
     cached = _cached_tokens(healthy, prompts[3])
     assert cached > 0
     before = healthy.facts()
-    stop, scans = threading.Event(), []
+    stop, failed = threading.Event(), threading.Event()
+    scans: list[dict[str, Any]] = []
 
     def scan() -> None:
-        while not stop.is_set():
-            scans.append(healthy.measure(tokens, [0.0, 0.7, 1.3], steps=2))
+        try:
+            while not stop.is_set():
+                scans.append(healthy.measure(tokens, [0.0, 0.7, 1.3], steps=2))
+        except BaseException:
+            failed.set()
+            raise
 
     thread = threading.Thread(target=scan)
     thread.start()
     try:
         while not scans:
+            assert not failed.is_set(), "the scan failed"
             assert healthy.outputs(prompts) == expected
     finally:
         stop.set()

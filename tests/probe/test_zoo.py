@@ -67,6 +67,13 @@ def test_family(family: str, zoo: tuple[Path, dict[str, dict[str, Any]]]) -> Non
     nats = [-sum(row) / len(row) for row in result["served"]]
     assert result["one_sequence"]["base_nats"][0] == pytest.approx(nats[0], abs=1e-3)
     if family in BATCH_DEPENDENT:
+        # One sequence at a time, the measurement equals Hugging Face's and the gate equals the measurement.
+        alone = result["one_sequence"]["nats"][3]
+        for index, alpha in enumerate(result["scan"]["alphas"]):
+            expected = reference.logprobs(sequences[0], 3, alpha)
+            assert alone[index][0] == pytest.approx(-sum(expected) / len(expected), abs=1e-3)
+        skipped = result["skip_3"][0]
+        assert alone[0][0] == pytest.approx(-sum(skipped) / len(skipped), abs=1e-3)
         return
     assert result["scan"]["base_nats"] == pytest.approx(nats, abs=1e-3)
     for index, alpha in enumerate(result["scan"]["alphas"]):
