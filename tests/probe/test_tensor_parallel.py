@@ -31,7 +31,12 @@ def two_ranks(folder: Path, switch: Path, test_environment: Callable[..., dict[s
     """Tensor parallel 2, one core each."""
     arguments = ["--enforce-eager", "--dtype", "float32", "--tensor-parallel-size", "2"]
     environment = test_environment(
-        "failing_rank", "stuck_gate", FLIPWATCH_TESTS_FAIL=str(switch), VLLM_CPU_OMP_THREADS_BIND="0|1"
+        "failing_rank",
+        "stuck_gate",
+        FLIPWATCH_TESTS_FAIL=str(switch),
+        VLLM_CPU_OMP_THREADS_BIND="0|1",
+        # For vLLM's own /pause, with which an operator's weight update begins.  Flipwatch needs no dev mode.
+        VLLM_SERVER_DEV_MODE="1",
     )
     with VllmServer(folder, arguments, environment) as server:
         assert server.self_test()["state"] == "passed"
@@ -85,4 +90,21 @@ def test_gates_are_never_half_applied(two_ranks: VllmServer, switch: Path) -> No
     finally:
         Path(f"{switch}-gate").unlink()
     assert set(two_ranks.facts()["gates"]) == {1.0}
+    assert two_ranks.outputs([TEXT]) == before
+
+
+def test_paused_server_is_left_alone(two_ranks: VllmServer) -> None:
+    """While somebody else has paused vLLM, nothing is read, measured or changed, and the pause stays theirs."""
+    before = two_ranks.outputs([TEXT])
+    facts = two_ranks.facts()
+    body = {"boot_id": facts["boot_id"], "gates": [{"block": 2, "alpha": 0.0}]}
+    assert two_ranks.client.post("/pause", params={"mode": "keep"}).status_code == 200
+    try:
+        for reply in (two_ranks.probe.get("/model"), two_ranks.probe.put("/gates", json=body)):
+            assert reply.status_code == 503
+            assert "paused by somebody else" in reply.json()["detail"]
+        assert two_ranks.client.get("/is_paused").json()["is_paused"]
+    finally:
+        assert two_ranks.client.post("/resume").status_code == 200
+    assert two_ranks.facts() == facts
     assert two_ranks.outputs([TEXT]) == before
