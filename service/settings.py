@@ -4,7 +4,6 @@ Unknown keys are refused in both places: a setting that is spelled wrong must no
 """
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,30 +20,24 @@ from pydantic import (
 )
 from pydantic_settings import (
     BaseSettings,
-    EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
     YamlConfigSettingsSource,
 )
 
-PREFIX = "FLIPWATCH_"
-CONFIG_VARIABLE = "FLIPWATCH_CONFIG"
-
-# Read by the probe inside vLLM.  Sidecar and vLLM often share one environment (a compose file, a shell), so
-# these names are known here and mean nothing.
-PROBE_VARIABLES = frozenset({"FLIPWATCH_DISABLE", "FLIPWATCH_FAULTS", "FLIPWATCH_CPU_PLAIN_WEIGHTS"})
-
-# Read by the command line, which may run beside the sidecar.
-_CLI_VARIABLES = frozenset({"FLIPWATCH_URL", "FLIPWATCH_TOKEN"})
-# Read by the command line (`service/cli/client.py`) and by the set-up script; an operator exports them once.
-OTHER_VARIABLES = frozenset({"FLIPWATCH_URL", "FLIPWATCH_TOKEN", "FLIPWATCH_CACHE"})
+from .settings_loading import (
+    CONFIG_VARIABLE,
+    PREFIX,
+    ConfigurationError,
+    Environment,
+    explain,
+    read,
+    refuse_odd_file,
+    refuse_unknown_variables,
+)
 
 Scope = Literal["read", "mitigate", "admin"]
-
-
-class ConfigurationError(Exception):
-    """A setting is missing or wrong; the message is one sentence for the operator."""
 
 
 class Section(BaseModel):
@@ -146,14 +139,6 @@ class Token(Section):
     scopes: list[Scope] = Field(min_length=1)
 
 
-class _Environment(EnvSettingsSource):
-    """The environment without the probe's variables: FLIPWATCH_FAULTS is not the section `faults`."""
-
-    def _load_env_vars(self) -> Mapping[str, str | None]:
-        probe_side = {name.lower() for name in PROBE_VARIABLES}
-        return {name: value for name, value in super()._load_env_vars().items() if name.lower() not in probe_side}
-
-
 class Settings(BaseSettings):
     """All settings of the sidecar."""
 
@@ -192,14 +177,14 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Arguments first, then the environment, then the YAML file."""
-        return init_settings, _Environment(settings_cls), YamlConfigSettingsSource(settings_cls)
+        return init_settings, Environment(settings_cls), YamlConfigSettingsSource(settings_cls)
 
     def probe_secret(self) -> str:
         """The token that the probe expects; `ConfigurationError` when there is none."""
         if self.probe_token is not None:
             secret = self.probe_token.get_secret_value().strip()
         elif self.probe_token_file is not None:
-            secret = _read("probe_token_file", self.probe_token_file).strip()
+            secret = read("probe_token_file", self.probe_token_file).strip()
         else:
             raise ConfigurationError(
                 "There is no probe token: set FLIPWATCH_PROBE_TOKEN (or FLIPWATCH_PROBE_TOKEN_FILE) to the value "
@@ -213,7 +198,7 @@ class Settings(BaseSettings):
         """The tokens of the API, from `tokens` and `tokens_file`; `ConfigurationError` when the file is bad."""
         tokens = list(self.tokens)
         if self.tokens_file is not None:
-            text = _read("tokens_file", self.tokens_file)
+            text = read("tokens_file", self.tokens_file)
             try:
                 entries = yaml.safe_load(text)
                 if not isinstance(entries, list):
@@ -248,8 +233,8 @@ def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
     """
     path = config or (Path(os.environ[CONFIG_VARIABLE]) if os.environ.get(CONFIG_VARIABLE) else None)
     if path is not None:
-        _refuse_odd_file(path)
-    _refuse_unknown_variables(os.environ)
+        refuse_odd_file(path)
+    refuse_unknown_variables(os.environ, Settings.model_fields)
 
     class FromFile(Settings):
         model_config = SettingsConfigDict(yaml_file=path)
@@ -264,61 +249,25 @@ def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
         ) from None
 
 
-def explain(error: ValidationError, prefix: str = "") -> str:
-    """One sentence that names the first wrong setting, what is wrong, and what to do.
-
-    The value itself is left out: it may be a secret.
-    """
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    # Pydantic adds the tried member of a union to the place: no part of the setting's name.
-    parts = [str(part) for part in first["loc"] if str(part).isidentifier() or isinstance(part, int)]
-    name = prefix + ".".join(parts)
-    if first["type"] == "extra_forbidden":
-        return f"The setting {name} does not exist: check its spelling or remove it."
-    if first["type"] == "missing":
-        return f"The setting {name} is missing: set it."
-    what = first["msg"].removeprefix("Value error, ").rstrip(".")
-    if prefix:
-        return f"The setting {name} is wrong: {what}; correct it in the file."
-    plain = [part for part in parts if not part.isdigit()]
-    variable = PREFIX + "__".join(plain[:1] if len(plain) < len(parts) else plain).upper()
-    return f"The setting {name} is wrong: {what}; correct it in the YAML file or in {variable}."
-
-
-def _refuse_unknown_variables(environ: Mapping[str, str]) -> None:
-    fields = {PREFIX + name.upper() for name in Settings.model_fields}
-    known = fields | PROBE_VARIABLES | OTHER_VARIABLES | {CONFIG_VARIABLE}
-    for name in sorted(environ):
-        upper = name.upper()
-        if upper.startswith(PREFIX) and upper not in known and upper.split("__")[0] not in known:
-            raise ConfigurationError(
-                f"The environment variable {name} is not a setting of Flipwatch: check its spelling or unset it."
-            )
-
-
-def _refuse_odd_file(path: Path) -> None:
-    text = _read("config", path)
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" near line {mark.line + 1}" if mark is not None else ""
-        raise ConfigurationError(f"The configuration file {path} is not valid YAML{where}: correct it.") from None
-    if content is not None and not isinstance(content, dict):
-        raise ConfigurationError(f"The configuration file {path} must hold settings as `name: value` lines.")
-
-
-def _read(setting: str, path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ConfigurationError(f"The setting {setting} names {path}, which cannot be read: {why}.") from None
-
-
 def _without_userinfo(url: AnyHttpUrl) -> str:
     text = str(url).rstrip("/")
     if url.username is None and url.password is None:
         return text
     scheme, _, rest = text.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}"
+
+
+__all__ = [
+    "AlertSettings",
+    "AlphaScanSettings",
+    "ConfigurationError",
+    "FaultSettings",
+    "MitigationSettings",
+    "ScanSettings",
+    "Scope",
+    "Settings",
+    "Token",
+    "ValidationSettings",
+    "VllmSettings",
+    "load_settings",
+]
