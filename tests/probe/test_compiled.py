@@ -7,6 +7,7 @@ import pytest
 
 from ..vllm_server import VllmServer
 from .reference import Reference, largest_difference
+from .tiny import make
 
 pytestmark = pytest.mark.vllm
 
@@ -26,12 +27,14 @@ def compiled(smol: Path, test_environment: MakeEnvironment) -> Iterator[VllmServ
         yield server
 
 
-def _check_gates(server: VllmServer, prompts: list[str], reference: Reference) -> None:
+def _check_gates(
+    server: VllmServer, prompts: list[str], reference: Reference, blocks: tuple[int, int, int] = (0, 12, 29)
+) -> None:
     """A first, a middle and the last block: skipped equals removed; undone equals before, bit for bit."""
     before = server.outputs(prompts)
     assert server.outputs(prompts) == before
     sequences = [server.tokens(prompt) for prompt in prompts]
-    for block in (0, 12, 29):
+    for block in blocks:
         server.set_gates({block: 0.0})
         for tokens in sequences:
             assert largest_difference(server.prompt_logprobs(tokens), reference.logprobs(tokens, block, 0.0)) < 1e-3
@@ -39,21 +42,21 @@ def _check_gates(server: VllmServer, prompts: list[str], reference: Reference) -
     assert server.outputs(prompts) == before
 
 
-def _check_nan(server: VllmServer, prompts: list[str]) -> None:
+def _check_nan(server: VllmServer, prompts: list[str], block: int = 12) -> None:
     """A skipped block full of NaN or Inf leaves no trace, also not in reused KV blocks."""
     healthy = server.outputs(prompts)
-    server.set_gates({12: 0.0})
+    server.set_gates({block: 0.0})
     skipped = server.outputs(prompts)
-    server.set_gates({12: 1.0})
+    server.set_gates({block: 1.0})
     for kind in ("nan", "inf"):
-        fault = server.inject(block=12, tensor="mlp.down_proj", kind=kind, count=100_000)
+        fault = server.inject(block=block, tensor="mlp.down_proj", kind=kind, count=100_000)
         # Logprobs of NaN cannot be written as JSON; vLLM answers without them.
         bad = [server.complete(prompt, logprobs=None)["text"] for prompt in prompts]
         assert bad != [text for text, _, _ in healthy]
-        server.set_gates({12: 0.0})
+        server.set_gates({block: 0.0})
         assert server.outputs(prompts) == skipped
         server.heal(fault)
-        server.set_gates({12: 1.0})
+        server.set_gates({block: 1.0})
     assert server.outputs(prompts) == healthy
 
 
@@ -86,45 +89,47 @@ def test_compiled_scan(compiled: VllmServer, prompts: list[str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def stale_cache(smol: Path, test_environment: MakeEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny(smol: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of 6 layers: these passes take a minute on 30."""
+    return make("llama", smol, tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def stale_cache(tiny: Path, test_environment: MakeEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A compile cache that a vLLM filled while Flipwatch was off, under the passes that GPUs run."""
     root = tmp_path_factory.mktemp("compile-cache")
     # Switched off rather than left out: vLLM's key covers VLLM_PLUGINS, so a server that never named Flipwatch leaves
     # nothing stale, and one that had it switched off does.
     things = ("vllm_compile", "inplace_norm", "plain_weights")
     environment = test_environment(*things, FLIPWATCH_DISABLE="1", VLLM_CACHE_ROOT=str(root))
-    with VllmServer(smol, VLLM_COMPILE, environment) as plain:
+    with VllmServer(tiny, VLLM_COMPILE, environment) as plain:
         plain.complete("Hello")
     assert any(root.rglob("*")), "the plain run left no compile cache"
     return root
 
 
 def test_stale_cache_does_not_disarm_the_gates(
-    smol: Path,
-    test_environment: MakeEnvironment,
-    stale_cache: Path,
-    prompts: list[str],
-    reference: Reference,
+    tiny: Path, test_environment: MakeEnvironment, stale_cache: Path, prompts: list[str]
 ) -> None:
     """After a plain run left its compile cache, gates work all the same, under VLLM_COMPILE's own passes."""
     environment = test_environment("vllm_compile", "inplace_norm", VLLM_CACHE_ROOT=str(stale_cache))
-    with VllmServer(smol, VLLM_COMPILE, environment) as server:
+    with VllmServer(tiny, VLLM_COMPILE, environment) as server:
         assert server.facts()["mode"] == "compiled"
         assert server.self_test()["state"] == "passed"
-        _check_gates(server, prompts, reference)
-        _check_nan(server, prompts)
+        _check_gates(server, prompts, Reference(tiny), (0, 3, 5))
+        _check_nan(server, prompts, block=3)
 
 
-def test_inert_gates_are_seen(smol: Path, test_environment: MakeEnvironment, stale_cache: Path) -> None:
+def test_inert_gates_are_seen(tiny: Path, test_environment: MakeEnvironment, stale_cache: Path) -> None:
     """Gates made inert by a stale cache fail the self-test; no change is offered and the reason is given."""
     environment = test_environment("vllm_compile", "inplace_norm", "unsalted", VLLM_CACHE_ROOT=str(stale_cache))
-    with VllmServer(smol, VLLM_COMPILE, environment) as server:
-        assert server.gates({12: 0.0}).status_code == 409  # not tested yet
+    with VllmServer(tiny, VLLM_COMPILE, environment) as server:
+        assert server.gates({3: 0.0}).status_code == 409  # not tested yet
         result = server.self_test()
         assert result["state"] == "failed"
-        assert "30 of 30" in result["reason"]
-        reply = server.gates({12: 0.0})
+        assert "6 of 6" in result["reason"]
+        reply = server.gates({3: 0.0})
         assert reply.status_code == 409
-        assert "30 of 30" in reply.json()["detail"]
+        assert "6 of 6" in reply.json()["detail"]
         assert server.facts()["self_test"] == result
         assert set(server.facts()["gates"]) == {1.0}
