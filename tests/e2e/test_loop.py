@@ -126,8 +126,8 @@ def test_vllm_restarts_under_the_sidecar(vllm: VllmServer, sidecar: Sidecar) -> 
     made = sidecar.call("POST", "/mitigations", {"action": "skip", "blocks": [9]}, 202)
     sidecar.mitigation(made["id"], "active")
     vllm.stop()
-    wait_for("unknown", lambda: sidecar.state()["health"] == "unknown")
-    assert sidecar.metric("flipwatch_up") == 0.0
+    wait_for("the absence", lambda: sidecar.metric("flipwatch_up") == 0.0)
+    assert sidecar.state()["health"] == "unknown"
     problem = sidecar.call("POST", "/mitigations", {"action": "skip", "blocks": [3]}, 503)
     assert "vLLM" in problem["detail"]
     assert sidecar.client.get("/livez").status_code == 200
