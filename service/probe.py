@@ -7,8 +7,7 @@ ProbeError                anything that went wrong with a request
     ProbeNonsense         the answer is not what the contract says
 """
 
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import httpx
 from pydantic import ValidationError
@@ -27,6 +26,7 @@ from ..monitors.wire import (
     SelfTest,
     Wire,
 )
+from .connection import Connection
 
 # A part waits for the engine step that runs and then holds the engine; a change of gates waits for a pause.
 # Both may take long on a busy or slow server, and a client that leaves early does not stop them.
@@ -60,28 +60,14 @@ class ProbeNonsense(ProbeError):
     """The probe's answer breaks the contract; most likely its version differs from ours."""
 
 
-class Probe:
+class Probe(Connection):
     """The probe of one vLLM server.  `timeout` is in seconds and holds for the quick requests."""
 
+    away = ProbeAway
+
     def __init__(self, base_url: str, token: str, *, timeout: float = 30.0) -> None:
-        self._url = base_url
-        self._client = httpx.AsyncClient(
-            base_url=base_url + PREFIX,
-            headers={"authorization": f"Bearer {token}"},
-            timeout=timeout,
-            # Shorter than uvicorn's 5 s: a connection that the server closes at the moment of use is a false "away".
-            limits=httpx.Limits(keepalive_expiry=2.0),
-            trust_env=False,
-        )
+        super().__init__(base_url, token, timeout)
         self._patience = httpx.Timeout(_PATIENT_SECONDS, connect=timeout)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._client.aclose()
 
     async def facts(self) -> ModelFacts:
         """The live model as it is now."""
@@ -119,18 +105,13 @@ class Probe:
     async def _request(
         self, method: str, path: str, body: Wire | None = None, *, patient: bool = False
     ) -> httpx.Response:
-        try:
-            response = await self._client.request(
-                method,
-                path,
-                content=None if body is None else body.model_dump_json(),
-                headers=None if body is None else {"content-type": "application/json"},
-                timeout=self._patience if patient else httpx.USE_CLIENT_DEFAULT,
-            )
-        except httpx.TimeoutException:
-            raise ProbeAway(f"vLLM at {self._url} did not answer {method} {PREFIX}{path} in time.") from None
-        except httpx.HTTPError as error:
-            raise ProbeAway(f"vLLM at {self._url} cannot be reached: {str(error) or type(error).__name__}.") from None
+        response = await self.send(
+            method,
+            PREFIX + path,
+            content=None if body is None else body.model_dump_json(),
+            headers=None if body is None else {"content-type": "application/json"},
+            timeout=self._patience if patient else httpx.USE_CLIENT_DEFAULT,
+        )
         if response.is_success:
             return response
         raise self._error(response)
@@ -143,12 +124,12 @@ class Probe:
             # Not the probe's own words: vLLM without the plugin, or a proxy in between.
             if status == 404:
                 return ProbeAway(
-                    f"vLLM at {self._url} has no Flipwatch probe: start it with VLLM_PLUGINS=flipwatch and "
+                    f"vLLM at {self.shown_url} has no Flipwatch probe: start it with VLLM_PLUGINS=flipwatch and "
                     "FLIPWATCH_PROBE_TOKEN."
                 )
             if status in (502, 503, 504):
-                return ProbeAway(f"vLLM at {self._url} is not ready: HTTP {status}.")
-            detail = f"vLLM at {self._url} answered HTTP {status} without a problem document."
+                return ProbeAway(f"vLLM at {self.shown_url} is not ready: HTTP {status}.")
+            detail = f"vLLM at {self.shown_url} answered HTTP {status} without a problem document."
         if status == 401:
             return ProbeUnauthorised(
                 "The probe refused the token: FLIPWATCH_PROBE_TOKEN differs between vLLM and the sidecar."

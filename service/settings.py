@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import yaml  # type: ignore[import-untyped]
 from pydantic import (
+    AfterValidator,
     AnyHttpUrl,
     BaseModel,
     ConfigDict,
@@ -26,6 +27,7 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
+from .connection import without_userinfo
 from .settings_loading import (
     CONFIG_VARIABLE,
     PREFIX,
@@ -40,6 +42,18 @@ from .settings_loading import (
 Scope = Literal["read", "mitigate", "admin"]
 
 
+def _fit_for_a_header(secret: SecretStr) -> SecretStr:
+    """Without white space around it, which files and shells add; an HTTP header holds nothing but printable ASCII."""
+    text = secret.get_secret_value().strip()
+    if not (text.isascii() and text.isprintable()):
+        raise ValueError("it must be one line of printable ASCII characters")
+    return SecretStr(text)
+
+
+HeaderSecret = Annotated[SecretStr, AfterValidator(_fit_for_a_header)]
+"""A secret that is sent as a bearer token."""
+
+
 class Section(BaseModel):
     """A closed group of settings."""
 
@@ -50,15 +64,25 @@ class VllmSettings(Section):
     """Where the watched server is."""
 
     url: AnyHttpUrl = AnyHttpUrl("http://127.0.0.1:8000")
-    api_key: SecretStr | None = None
+    api_key: HeaderSecret | None = None
     """What vLLM was given as `--api-key`."""
     poll_seconds: float = Field(default=5.0, gt=0)
     """Time between two looks at the probe's facts and at vLLM's request counters."""
+
+    @field_validator("api_key")
+    @classmethod
+    def _empty_is_none(cls, key: SecretStr | None) -> SecretStr | None:
+        return key or None
 
     @property
     def base_url(self) -> str:
         """The URL without a slash at its end."""
         return str(self.url).rstrip("/")
+
+    @property
+    def shown_url(self) -> str:
+        """The same without user and password, for people."""
+        return without_userinfo(self.base_url)
 
 
 class ScanSettings(Section):
@@ -135,7 +159,7 @@ class Token(Section):
     """One bearer token of the sidecar's own API."""
 
     name: str = Field(min_length=1)
-    token: SecretStr = Field(min_length=8)
+    token: HeaderSecret = Field(min_length=8)
     scopes: list[Scope] = Field(min_length=1)
 
 
@@ -154,7 +178,7 @@ class Settings(BaseSettings):
     listen_port: int = Field(default=9477, ge=0, le=65535)
     data_dir: Path = Path.home() / ".local" / "state" / "flipwatch"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    probe_token: SecretStr | None = None
+    probe_token: HeaderSecret | None = None
     probe_token_file: Path | None = None
     tokens: list[Token] = []
     tokens_file: Path | None = None
@@ -182,9 +206,13 @@ class Settings(BaseSettings):
     def probe_secret(self) -> str:
         """The token that the probe expects; `ConfigurationError` when there is none."""
         if self.probe_token is not None:
-            secret = self.probe_token.get_secret_value().strip()
+            secret = self.probe_token.get_secret_value()
         elif self.probe_token_file is not None:
-            secret = read("probe_token_file", self.probe_token_file).strip()
+            try:
+                text = SecretStr(read("probe_token_file", self.probe_token_file))
+                secret = _fit_for_a_header(text).get_secret_value()
+            except ValueError as error:
+                raise ConfigurationError(f"The token in {self.probe_token_file} is wrong: {error}.") from None
         else:
             raise ConfigurationError(
                 "There is no probe token: set FLIPWATCH_PROBE_TOKEN (or FLIPWATCH_PROBE_TOKEN_FILE) to the value "
@@ -221,7 +249,7 @@ class Settings(BaseSettings):
         shown: dict[str, Any] = self.model_dump(mode="json", exclude={"probe_token", "tokens"})
         shown["tokens"] = [{"name": token.name, "scopes": token.scopes} for token in self.tokens]
         shown["vllm"]["api_key"] = None if self.vllm.api_key is None else "**********"
-        shown["vllm"]["url"] = _without_userinfo(self.vllm.url)
+        shown["vllm"]["url"] = self.vllm.shown_url
         shown["alerts"]["webhook_url"] = None if self.alerts.webhook_url is None else "**********"
         return shown
 
@@ -247,14 +275,6 @@ def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
         raise ConfigurationError(
             f"The environment cannot be read: {str(error).split(' from source')[0]}; write lists and sections as JSON."
         ) from None
-
-
-def _without_userinfo(url: AnyHttpUrl) -> str:
-    text = str(url).rstrip("/")
-    if url.username is None and url.password is None:
-        return text
-    scheme, _, rest = text.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 __all__ = [

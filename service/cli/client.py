@@ -9,6 +9,7 @@ import httpx
 from pydantic import ValidationError
 
 from ...monitors.wire import Problem
+from ..connection import reason, without_userinfo
 
 URL_VARIABLE = "FLIPWATCH_URL"
 TOKEN_VARIABLE = "FLIPWATCH_TOKEN"  # noqa: S105 - a name, no secret
@@ -35,12 +36,13 @@ class Sidecar:
     """A running `flipwatch serve`, found by FLIPWATCH_URL and FLIPWATCH_TOKEN."""
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
-        self.url = (url or os.environ.get(URL_VARIABLE) or DEFAULT_URL).rstrip("/")
-        self.token = token or os.environ.get(TOKEN_VARIABLE) or None
+        full_url = (url or os.environ.get(URL_VARIABLE) or DEFAULT_URL).rstrip("/")
+        self.url = without_userinfo(full_url)
+        self.token = (token or os.environ.get(TOKEN_VARIABLE) or "").strip() or None
         headers = {} if self.token is None else {"authorization": f"Bearer {self.token}"}
         # No proxies from the environment: the sidecar is a neighbour, and the token is meant for it alone.
         try:
-            self._http = httpx.Client(base_url=self.url, headers=headers, timeout=30.0, trust_env=False)
+            self._http = httpx.Client(base_url=full_url, headers=headers, timeout=30.0, trust_env=False)
         except (httpx.InvalidURL, ValueError, UnicodeError):
             raise CliError(f"{URL_VARIABLE} or {TOKEN_VARIABLE} cannot be used in a request: correct it.") from None
 
@@ -76,11 +78,14 @@ class Sidecar:
     def _send(self, method: str, path: str, body: Json | None = None) -> httpx.Response:
         try:
             response = self._http.request(method, path, json=body)
+        except ValueError:
+            # A surrogate from an argument that is not UTF-8.
+            raise CliError("The arguments hold something that cannot be sent: correct them.") from None
         except httpx.TimeoutException:
             raise CliError(f"The sidecar at {self.url} did not answer {method} {path} in time.") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise CliError(
-                f"The sidecar at {self.url} cannot be reached ({error or type(error).__name__}): "
+                f"The sidecar at {self.url} cannot be reached ({reason(error)}): "
                 f"start `flipwatch serve`, or set {URL_VARIABLE}."
             ) from None
         if response.is_success:

@@ -12,7 +12,7 @@ from ...monitors.wire import ModelFacts, SelfTestState
 from ..probe import Probe, ProbeError, ProbeRefused, ProbeUnauthorised
 from ..settings import ConfigurationError, Settings, load_settings
 from ..vllm import Vllm, VllmError
-from .client import TOKEN_VARIABLE, CliError, Json, Refused, Sidecar
+from .client import TOKEN_VARIABLE, CliError, Json, Sidecar
 from .show import console, print_json
 
 
@@ -70,9 +70,6 @@ def _sidecar(sidecar: Sidecar, checks: list[Check]) -> Json | None:
     checks.append(Check("sidecar", True, f"answers at {sidecar.url}"))
     try:
         info: Json = sidecar.get("/v1/info")
-    except Refused as error:
-        checks.append(Check("token", False, str(error)))
-        return None
     except CliError as error:
         checks.append(Check("token", False, str(error)))
         return None
@@ -91,23 +88,23 @@ def _settings(config: Path | None, checks: list[Check]) -> Settings | None:
     except ConfigurationError as error:
         checks.append(Check("settings", False, str(error)))
         return None
-    checks.append(Check("settings", True, f"can be read; vLLM is expected at {settings.vllm.base_url}"))
+    checks.append(Check("settings", True, f"can be read; vLLM is expected at {settings.vllm.shown_url}"))
     return settings
 
 
 async def _vllm(settings: Settings, checks: list[Check]) -> ModelFacts | None:
-    url = settings.vllm.base_url
+    url, shown = settings.vllm.base_url, settings.vllm.shown_url
     key = settings.vllm.api_key
     async with Vllm(url, key.get_secret_value() if key else None) as vllm:
         if not await vllm.healthy():
-            checks.append(Check("vllm", False, f"{url}/health does not answer 200: start vLLM, or correct vllm.url."))
+            checks.append(Check("vllm", False, f"{shown}/health does not answer 200: start vLLM, or correct vllm.url."))
             return None
         try:
             model = await vllm.model()
         except VllmError as error:
             checks.append(Check("vllm", False, str(error)))
             return None
-        checks.append(Check("vllm", True, f"serves {model!r} at {url}"))
+        checks.append(Check("vllm", True, f"serves {model!r} at {shown}"))
     async with Probe(url, settings.probe_secret()) as probe:
         try:
             facts = await probe.facts()

@@ -246,6 +246,21 @@ def test_without_a_sidecar(desk: Desk, url: str) -> None:
     desk.refused("status", words="FLIPWATCH_URL", FLIPWATCH_URL=url)
 
 
+def test_no_sentence_repeats_a_secret(desk: Desk) -> None:
+    """A token with a line break inside, a password in a URL, of the sidecar and of vLLM; white space is dropped."""
+    assert desk.run("status", token=BOSS + "\n").returncode == 0
+    for code, arguments, variables in (
+        (2, ["status"], {"FLIPWATCH_TOKEN": "secret-1\nsecret-2"}),
+        (2, ["status"], {"FLIPWATCH_URL": "http://user:secret@127.0.0.1:1"}),
+        (2, ["status"], {"FLIPWATCH_URL": "user:secret@127.0.0.1"}),
+        (2, ["doctor", "--config", str(desk.config)], {"FLIPWATCH_VLLM__URL": "http://user:secret@127.0.0.1:1"}),
+    ):
+        done = desk.run(*arguments, **variables)
+        assert done.returncode == code
+        assert "secret" not in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def test_something_else_than_a_sidecar(desk: Desk) -> None:
     """vLLM answers there and not Flipwatch."""
     desk.refused("status", words="is this Flipwatch's sidecar?", FLIPWATCH_URL=desk.vllm.url)

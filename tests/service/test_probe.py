@@ -53,3 +53,20 @@ async def test_vllm_without_the_probe_is_away_and_says_what_to_set(server: FakeS
     async with Probe(server.url + "/elsewhere", PROBE_TOKEN) as probe:
         with pytest.raises(ProbeAway, match="VLLM_PLUGINS=flipwatch"):
             await probe.facts()
+
+
+async def test_no_failure_repeats_a_secret(server: FakeServer) -> None:
+    """Neither a token that h11 refuses in its own words, nor a password in the URL."""
+    async with Probe(server.url, "first-line\nsecret") as probe:
+        with pytest.raises(ProbeAway, match="LocalProtocolError") as caught:
+            await probe.facts()
+        assert "secret" not in str(caught.value)
+        assert "first" not in str(caught.value)
+    async with Probe(server.url.replace("http://", "http://user:secret@") + "/elsewhere", PROBE_TOKEN) as probe:
+        with pytest.raises(ProbeAway, match="has no Flipwatch probe") as caught:
+            await probe.facts()
+        assert "secret" not in str(caught.value)
+        server.stop()
+        with pytest.raises(ProbeAway, match=f"vLLM at {server.url}/elsewhere cannot be reached") as caught:
+            await probe.facts()
+        assert "secret" not in str(caught.value)

@@ -1,5 +1,6 @@
 """Settings: where they come from, what is refused, and in which words."""
 
+import json
 import os
 from pathlib import Path
 
@@ -115,6 +116,40 @@ def test_the_probe_token_comes_from_variable_or_file_or_is_asked_for(tmp_path: P
     for settings in (Settings(), Settings(probe_token_file=path), Settings(probe_token_file=tmp_path / "nothing")):
         with pytest.raises(ConfigurationError, match="token"):
             settings.probe_secret()
+
+
+def test_secrets_are_fit_for_a_header(tmp_path: Path) -> None:
+    """White space around a secret is dropped; an empty key is none."""
+    path = tmp_path / "token"
+    path.write_text(" from-a-file \r\n", encoding="utf-8")
+    assert Settings(probe_token="direct\n").probe_secret() == "direct"
+    assert Settings(probe_token_file=path).probe_secret() == "from-a-file"
+    key = Settings(vllm={"api_key": "key\n"}).vllm.api_key
+    assert key is not None
+    assert key.get_secret_value() == "key"
+    assert Settings(vllm={"api_key": "\n"}).vllm.api_key is None
+
+
+@pytest.mark.parametrize("value", ["secret-1\nsecret-2", "s\u00e4cret-value", "secret-\x7fvalue"])
+@pytest.mark.parametrize("name", ["FLIPWATCH_PROBE_TOKEN", "FLIPWATCH_VLLM__API_KEY", "FLIPWATCH_TOKENS"])
+def test_a_secret_that_no_header_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    """httpx or the other side would refuse it later, with the secret in the message."""
+    tokens = json.dumps([{"name": "a", "token": value, "scopes": ["read"]}])
+    monkeypatch.setenv(name, tokens if name == "FLIPWATCH_TOKENS" else value)
+    with pytest.raises(ConfigurationError, match="one line of printable ASCII") as caught:
+        load_settings()
+    assert "cret-" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_probe_token_file_with_two_lines_is_refused(tmp_path: Path) -> None:
+    """The sentence names the file and repeats nothing of it."""
+    path = tmp_path / "token"
+    path.write_text("secret-1\nsecret-2\n", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match="one line of printable ASCII") as caught:
+        Settings(probe_token_file=path).probe_secret()
+    assert str(path) in str(caught.value)
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
