@@ -4,6 +4,7 @@ Unknown keys are refused in the environment and in the file: a setting that is s
 without effect.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -20,6 +21,9 @@ PROBE_VARIABLES = frozenset({"FLIPWATCH_DISABLE", "FLIPWATCH_FAULTS", "FLIPWATCH
 
 # Read by the command line (`service/cli/client.py`) and by the set-up script; an operator exports them once.
 OTHER_VARIABLES = frozenset({"FLIPWATCH_URL", "FLIPWATCH_TOKEN", "FLIPWATCH_CACHE"})
+
+# Kubernetes puts these into every pod beside a Service named `flipwatch`.
+_SERVICE_LINKS = re.compile(r"FLIPWATCH_(SERVICE_(HOST|PORT.*)|PORT(_.*)?)")
 
 
 class ConfigurationError(Exception):
@@ -60,6 +64,8 @@ def refuse_unknown_variables(environ: Mapping[str, str], settings: Iterable[str]
     known = {PREFIX + name.upper() for name in settings} | PROBE_VARIABLES | OTHER_VARIABLES | {CONFIG_VARIABLE}
     for name in sorted(environ):
         upper = name.upper()
+        if _SERVICE_LINKS.fullmatch(upper):
+            continue
         if upper.startswith(PREFIX) and upper not in known and upper.split("__")[0] not in known:
             raise ConfigurationError(
                 f"The environment variable {name} is not a setting of Flipwatch: check its spelling or unset it."

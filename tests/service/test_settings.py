@@ -92,6 +92,16 @@ def test_variables_of_the_probe_and_the_command_line_mean_nothing(monkeypatch: p
     assert settings.tokens == []
 
 
+def test_service_links_of_kubernetes_mean_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a Service named `flipwatch` with a port named `http`; a setting that is spelled wrong is still refused."""
+    for name in ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT", "PORT_9477_TCP", "PORT_9477_TCP_ADDR"):
+        monkeypatch.setenv(f"FLIPWATCH_{name}", "tcp://10.0.0.1:9477")
+    assert load_settings().listen_port == 9477
+    monkeypatch.setenv("FLIPWATCH_PORTS", "1")
+    with pytest.raises(ConfigurationError, match="FLIPWATCH_PORTS is not a setting"):
+        load_settings()
+
+
 def test_a_grid_is_a_name_or_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both come through the environment."""
     monkeypatch.setenv("FLIPWATCH_SCAN__GRID", "full")
