@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml  # type: ignore[import-untyped]
 from pydantic import (
     AfterValidator,
     AnyHttpUrl,
@@ -35,9 +34,14 @@ from .settings_loading import (
     Environment,
     explain,
     read,
+    read_yaml,
     refuse_odd_file,
     refuse_unknown_variables,
 )
+
+MOST = 1_000_000_000
+MOST_MINUTES = 527_040.0
+"""A year."""
 
 Scope = Literal["read", "mitigate", "admin"]
 
@@ -54,10 +58,21 @@ HeaderSecret = Annotated[SecretStr, AfterValidator(_fit_for_a_header)]
 """A secret that is sent as a bearer token."""
 
 
-class Section(BaseModel):
-    """A closed group of settings."""
+def _from_home(path: Path) -> Path:
+    """`~` is the home folder also where no shell replaces it: in YAML, in a compose file."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ValueError(f"there is no home folder for {path.parts[0]}") from None
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+
+UserPath = Annotated[Path, AfterValidator(_from_home)]
+
+
+class Section(BaseModel):
+    """A closed group of settings.  Upper bounds only keep out numbers that no clock and no counter can hold."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class VllmSettings(Section):
@@ -66,7 +81,7 @@ class VllmSettings(Section):
     url: AnyHttpUrl = AnyHttpUrl("http://127.0.0.1:8000")
     api_key: HeaderSecret | None = None
     """What vLLM was given as `--api-key`."""
-    poll_seconds: float = Field(default=5.0, gt=0)
+    poll_seconds: float = Field(default=5.0, gt=0, le=86_400)
     """Time between two looks at the probe's facts and at vLLM's request counters."""
 
     @field_validator("api_key")
@@ -88,10 +103,10 @@ class VllmSettings(Section):
 class ScanSettings(Section):
     """When scans run and how much of the engine they may take."""
 
-    every_minutes: float | None = Field(default=60.0, gt=0)
-    every_requests: int | None = Field(default=None, ge=1)
+    every_minutes: float | None = Field(default=60.0, gt=0, le=MOST_MINUTES)
+    every_requests: int | None = Field(default=None, ge=1, le=MOST)
     grid: Literal["quick", "full"] | list[Annotated[float, Field(ge=0.0, le=2.0)]] = "quick"
-    part_budget_ms: float = Field(default=50.0, gt=0)
+    part_budget_ms: float = Field(default=50.0, gt=0, le=60_000)
     """Time that one part of a scan may hold the engine."""
     duty: float = Field(default=0.25, gt=0.0, le=1.0)
     """Share of wall time that the parts of a scan may hold the engine."""
@@ -107,10 +122,10 @@ class ScanSettings(Section):
 class ValidationSettings(Section):
     """Which texts a scan measures the loss on."""
 
-    file: Path | None = None
+    file: UserPath | None = None
     """JSONL with `prompt` and `answer`; None means the set that ships with Flipwatch."""
-    max_items: int = Field(default=64, ge=1)
-    max_tokens: int = Field(default=64, ge=2)
+    max_items: int = Field(default=64, ge=1, le=MOST)
+    max_tokens: int = Field(default=64, ge=2, le=MOST)
     score: Literal["all", "answer"] = "all"
 
 
@@ -124,8 +139,8 @@ class AlphaScanSettings(Section):
 class AlertSettings(Section):
     """An alert fires when `k` of the last `n` findings of a monitor are bad."""
 
-    k: int = Field(default=2, ge=1)
-    n: int = Field(default=3, ge=1)
+    k: int = Field(default=2, ge=1, le=1000)
+    n: int = Field(default=3, ge=1, le=1000)
     webhook_url: AnyHttpUrl | None = None
     """May carry a secret in its path: it is never logged nor shown."""
 
@@ -142,11 +157,11 @@ class MitigationSettings(Section):
     mode: Literal["observe", "dry-run", "enforce"] = "observe"
     automatic: bool = False
     """Act on a firing alert without a person; needs the mode `enforce`."""
-    max_blocks: int = Field(default=2, ge=1)
+    max_blocks: int = Field(default=2, ge=1, le=MOST)
     """Most blocks that may be gated at the same time."""
-    max_actions: int = Field(default=4, ge=1)
+    max_actions: int = Field(default=4, ge=1, le=MOST)
     """Most actions within `window_minutes`; undoing is always allowed."""
-    window_minutes: float = Field(default=60.0, gt=0)
+    window_minutes: float = Field(default=60.0, gt=0, le=MOST_MINUTES)
 
 
 class FaultSettings(Section):
@@ -176,12 +191,12 @@ class Settings(BaseSettings):
 
     listen_host: str = "127.0.0.1"
     listen_port: int = Field(default=9477, ge=0, le=65535)
-    data_dir: Path = Path.home() / ".local" / "state" / "flipwatch"
+    data_dir: UserPath = Path("~/.local/state/flipwatch")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     probe_token: HeaderSecret | None = None
-    probe_token_file: Path | None = None
+    probe_token_file: UserPath | None = None
     tokens: list[Token] = []
-    tokens_file: Path | None = None
+    tokens_file: UserPath | None = None
     """YAML or JSON list of `{name, token, scopes}`."""
     vllm: VllmSettings = VllmSettings()
     scan: ScanSettings = ScanSettings()
@@ -226,17 +241,13 @@ class Settings(BaseSettings):
         """The tokens of the API, from `tokens` and `tokens_file`; `ConfigurationError` when the file is bad."""
         tokens = list(self.tokens)
         if self.tokens_file is not None:
-            text = read("tokens_file", self.tokens_file)
+            entries = read_yaml("tokens_file", self.tokens_file)
+            if not isinstance(entries, list):
+                raise ConfigurationError(
+                    f"The setting tokens_file ({self.tokens_file}) must hold a list of {{name, token, scopes}}."
+                )
             try:
-                entries = yaml.safe_load(text)
-                if not isinstance(entries, list):
-                    raise ConfigurationError(
-                        f"The setting tokens_file ({self.tokens_file}) must hold a list of {{name, token, scopes}}."
-                    )
                 tokens += [Token.model_validate(entry) for entry in entries]
-            except yaml.YAMLError:
-                # The parser's message quotes the file, and the file is all secrets.
-                raise ConfigurationError(f"The setting tokens_file ({self.tokens_file}) is not valid YAML.") from None
             except ValidationError as error:
                 raise ConfigurationError(explain(error, "tokens_file.")) from None
         names = [token.name for token in tokens]
@@ -261,6 +272,10 @@ def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
     """
     path = config or (Path(os.environ[CONFIG_VARIABLE]) if os.environ.get(CONFIG_VARIABLE) else None)
     if path is not None:
+        try:
+            path = _from_home(path)
+        except ValueError as error:
+            raise ConfigurationError(f"The configuration file {path} cannot be found: {error}.") from None
         refuse_odd_file(path)
     refuse_unknown_variables(os.environ, Settings.model_fields)
 

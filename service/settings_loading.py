@@ -7,6 +7,7 @@ without effect.
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 from pydantic import ValidationError
@@ -46,7 +47,7 @@ def explain(error: ValidationError, prefix: str = "") -> str:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     # Pydantic adds the tried member of a union to the place: no part of the setting's name.
     parts = [str(part) for part in first["loc"] if str(part).isidentifier() or isinstance(part, int)]
-    name = prefix + ".".join(parts)
+    name = (prefix + ".".join(parts)).rstrip(".")
     if first["type"] == "extra_forbidden":
         return f"The setting {name} does not exist: check its spelling or remove it."
     if first["type"] == "missing":
@@ -74,21 +75,41 @@ def refuse_unknown_variables(environ: Mapping[str, str], settings: Iterable[str]
 
 def refuse_odd_file(path: Path) -> None:
     """Raise `ConfigurationError` for a configuration file that holds no settings."""
-    text = read("config", path)
+    content = read_yaml("config", path)
+    if content is not None and not isinstance(content, dict):
+        raise ConfigurationError(f"The configuration file {path} must hold settings as `name: value` lines.")
+
+
+def read_yaml(setting: str, path: Path) -> Any:
+    """Content of the YAML file that a setting names, with text for keys.  Raises `ConfigurationError`."""
+    text = read(setting, path)
+    # The parser's message quotes the file, and the file may hold secrets.
     try:
         content = yaml.safe_load(text)
+        named = _has_only_text_keys(content)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" near line {mark.line + 1}" if mark is not None else ""
-        raise ConfigurationError(f"The configuration file {path} is not valid YAML{where}: correct it.") from None
-    if content is not None and not isinstance(content, dict):
-        raise ConfigurationError(f"The configuration file {path} must hold settings as `name: value` lines.")
+        raise ConfigurationError(f"The file {path} ({setting}) is not valid YAML{where}: correct it.") from None
+    except (ValueError, RecursionError):
+        # A date that does not exist; lists in lists without an end.
+        raise ConfigurationError(f"The file {path} ({setting}) cannot be read as settings: correct it.") from None
+    if not named:
+        raise ConfigurationError(f"The file {path} ({setting}) has a key that is no text: correct its spelling.")
+    return content
+
+
+def _has_only_text_keys(content: object) -> bool:
+    if isinstance(content, dict):
+        return all(isinstance(key, str) and _has_only_text_keys(value) for key, value in content.items())
+    return not isinstance(content, list) or all(map(_has_only_text_keys, content))
 
 
 def read(setting: str, path: Path) -> str:
     """Text of the file that a setting names.  Raises `ConfigurationError`."""
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+    except (OSError, ValueError) as error:
+        # No UTF-8, or a zero byte in the name.
+        why = error.strerror if isinstance(error, OSError) else "no text with a usable name"
         raise ConfigurationError(f"The setting {setting} names {path}, which cannot be read: {why}.") from None

@@ -45,6 +45,19 @@ def test_the_environment_wins_over_the_file_and_the_file_over_defaults(
         ("FLIPWATCH_SCAN__DUTY", "2", "The setting scan.duty is wrong: Input should be less than or equal to 1"),
         ("FLIPWATCH_SCAN__GRID", "fine", "in FLIPWATCH_SCAN__GRID."),
         ("FLIPWATCH_SCAN__GRID", "[1.0]", "leave 1.0 out"),
+        ("FLIPWATCH_SCAN__EVERY_MINUTES", "inf", "The setting scan.every_minutes is wrong"),
+        ("FLIPWATCH_SCAN__EVERY_MINUTES", "1e300", "The setting scan.every_minutes is wrong"),
+        ("FLIPWATCH_SCAN__GRID", "[NaN]", "The setting scan.grid"),
+        ("FLIPWATCH_ALPHA_SCAN__TAU", "inf", "The setting alpha_scan.tau is wrong"),
+        ("FLIPWATCH_ALERTS__N", "1" + 21 * "0", "The setting alerts.n is wrong"),
+        ("FLIPWATCH_ALERTS__K", "1" + 5000 * "0", "The setting alerts.k is wrong"),
+        ("FLIPWATCH_MITIGATION__MAX_ACTIONS", "1" + 21 * "0", "The setting mitigation.max_actions is wrong"),
+        (
+            "FLIPWATCH_DATA_DIR",
+            "~no-such-user/x",
+            "The setting data_dir is wrong: there is no home folder for ~no-such",
+        ),
+        ("FLIPWATCH_CONFIG", "~no-such-user/x", "there is no home folder for ~no-such-user"),
         ("FLIPWATCH_ALERTS__N", "1", "alerts.n must not be smaller than alerts.k"),
         ("FLIPWATCH_TOKENS", "secret-no-json", "write lists and sections as JSON"),
         ("FLIPWATCH_TOKENS", '[{"name": "a", "token": "short-1", "scopes": ["read"]}]', "The setting tokens.0.token"),
@@ -72,6 +85,13 @@ def test_a_wrong_variable_is_one_sentence(
         ("scan: {dutty: 1}", "The setting scan.dutty does not exist"),
         ("- 1", "must hold settings"),
         ("a: [", "is not valid YAML near line 1"),
+        ("1: 2", "a key that is no text"),
+        ("scan: {true: 1}", "a key that is no text"),
+        ("tokens: [{1: 2}]", "a key that is no text"),
+        ("scan: {every_minutes: .inf}", "The setting scan.every_minutes is wrong"),
+        ("a: 2026-99-99", "cannot be read as settings"),
+        ("a: &a [*a]", "cannot be read as settings"),
+        ("a: " + 5000 * "[", "cannot be read as settings"),
         ("faults: {enabled: perhaps}", "The setting faults.enabled is wrong"),
     ],
 )
@@ -114,6 +134,16 @@ def test_a_schedule_can_be_switched_off_by_the_environment(monkeypatch: pytest.M
     """`null` stands for none."""
     monkeypatch.setenv("FLIPWATCH_SCAN__EVERY_MINUTES", "null")
     assert load_settings().scan.every_minutes is None
+
+
+def test_a_tilde_is_the_home_folder_in_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell replaces it in YAML or in a compose file."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    _file(tmp_path, "{data_dir: ~/a, probe_token_file: ~/b, tokens_file: ~/c, validation: {file: ~/d}}")
+    settings = load_settings(Path("~/flipwatch.yaml"))
+    paths = settings.data_dir, settings.probe_token_file, settings.tokens_file, settings.validation.file
+    assert paths == tuple(tmp_path / name for name in "abcd")
+    assert Settings().data_dir == tmp_path / ".local/state/flipwatch"
 
 
 def test_the_probe_token_comes_from_variable_or_file_or_is_asked_for(tmp_path: Path) -> None:
@@ -168,6 +198,8 @@ def test_a_probe_token_file_with_two_lines_is_refused(tmp_path: Path) -> None:
         ("- {name: a, token: secret-value, scopes: [all]}", "tokens_file.scopes.0 is wrong"),
         ("name: a", "must hold a list"),
         ("- [secret-value", "is not valid YAML"),
+        ("- secret-value", "The setting tokens_file is wrong: "),
+        ("- {secret-value: 2026-99-99}", "cannot be read"),
         ("- {name: a, token: secret-value, scopes: [read]}\n" * 2, "same name"),
     ],
 )
