@@ -26,10 +26,11 @@ def serve(settings: Settings) -> int:
     logs.configure(settings.log_level)
     try:
         listener = _listen(settings.listen_host, settings.listen_port)
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        why = error.strerror or error if isinstance(error, OSError) else "no name of a host"
         return _refuse(
-            f"cannot listen on {settings.listen_host}:{settings.listen_port} ({error.strerror or error}): stop the "
-            "program that uses the port, or set listen_host and listen_port."
+            f"cannot listen on {settings.listen_host}:{settings.listen_port} ({why}): stop the program that uses the "
+            "port, or set listen_host and listen_port."
         )
     with listener:
         try:

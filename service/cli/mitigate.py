@@ -1,5 +1,6 @@
 """`flipwatch mitigate`: change the served model, and take the change back."""
 
+import math
 from typing import Annotated
 
 import typer
@@ -33,6 +34,8 @@ def attenuate(
     as_json: AsJson = False,
 ) -> None:
     """Scale what blocks add to the residual stream."""
+    if not math.isfinite(alpha):
+        raise CliError(f"Invalid value for --alpha: {alpha} is no number that a block can be scaled by.")
     _apply({"action": "attenuate", "blocks": _which(blocks, flagged), "alpha": alpha}, reason, as_json)
 
 

@@ -1,5 +1,6 @@
 """`flipwatch scan`: one scan now."""
 
+import math
 import sys
 from typing import Annotated, Any
 
@@ -39,9 +40,12 @@ def parse_grid(text: str) -> str | list[float]:
     if text in ("quick", "full"):
         return text
     try:
-        return [float(alpha) for alpha in text.split(",")]
+        alphas = [float(alpha) for alpha in text.split(",")]
     except ValueError:
-        raise CliError(f"The grid {text!r} is neither quick, full, nor numbers with commas like 0,0.7,1.3.") from None
+        alphas = [math.nan]
+    if not all(map(math.isfinite, alphas)):
+        raise CliError(f"The grid {text!r} is neither quick, full, nor numbers with commas like 0,0.7,1.3.")
+    return alphas
 
 
 def _follow(sidecar: Sidecar, path: str, *, quiet: bool) -> Json:

@@ -220,6 +220,11 @@ def test_inject_and_undo(desk: Desk) -> None:
         (["mitigate", "skip", "99"], "There is no block 99"),
         (["mitigate", "skip", "--flagged"], "No block is flagged"),
         (["mitigate", "attenuate", "3", "--alpha", "7"], "alpha"),
+        (["mitigate", "attenuate", "3", "--alpha", "nan"], "alpha"),
+        (["mitigate", "attenuate", "3", "--alpha", "inf"], "alpha"),
+        (["mitigate", "skip", "3", "--reason", "\udcff"], "cannot be sent"),
+        (["scan", "--grid", "0,nan"], "neither quick, full, nor numbers"),
+        (["scan", "--grid", "1e400"], "neither quick, full, nor numbers"),
         (["mitigate", "undo", "nothing"], "There is no mitigation nothing"),
         (["inject", "fault", "99", "mlp.up_proj"], "blocks"),
         (["inject", "undo", "nothing"], "There is no fault nothing"),
@@ -308,12 +313,16 @@ def test_doctor_finds_what_is_wrong(desk: Desk) -> None:
         ("listen_prot: 1", "listen_prot"),
         ("listen_port: many", "listen_port"),
         ("{}", "probe token"),
+        ("1: 2", "key that is no text"),
+        ("{probe_token: abc, listen_host: ..}", "cannot listen"),
+        ("{probe_token: tok\u00e9n}", "probe_token is wrong"),
+        ("{probe_token: abc, vllm: {api_key: k\u00e9y}}", "vllm.api_key is wrong"),
     ],
 )
 def test_serve_that_cannot_start(desk: Desk, tmp_path: Path, text: str, words: str) -> None:
     """Bad YAML, a misspelt or wrong setting, no token: one line and code 2."""
     config = tmp_path / "flipwatch.yaml"
-    config.write_text(text)
+    config.write_text(text, encoding="utf-8")
     desk.refused("serve", "--config", str(config), words=words, FLIPWATCH_DATA_DIR=str(tmp_path))
 
 
