@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import httpx
 from pydantic import (
     AfterValidator,
     AnyHttpUrl,
@@ -83,6 +84,16 @@ class VllmSettings(Section):
     """What vLLM was given as `--api-key`."""
     poll_seconds: float = Field(default=5.0, gt=0, le=86_400)
     """Time between two looks at the probe's facts and at vLLM's request counters."""
+
+    @field_validator("url")
+    @classmethod
+    def _host_can_be_asked(cls, url: AnyHttpUrl) -> AnyHttpUrl:
+        try:
+            _ = httpx.URL(str(url)).host
+        except (httpx.InvalidURL, ValueError):
+            # Pydantic allows host names that no request can be sent to.
+            raise ValueError("no request can be sent to this URL") from None
+        return url
 
     @field_validator("api_key")
     @classmethod

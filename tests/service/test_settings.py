@@ -48,6 +48,7 @@ def test_the_environment_wins_over_the_file_and_the_file_over_defaults(
         ("FLIPWATCH_SCAN__EVERY_MINUTES", "inf", "The setting scan.every_minutes is wrong"),
         ("FLIPWATCH_SCAN__EVERY_MINUTES", "1e300", "The setting scan.every_minutes is wrong"),
         ("FLIPWATCH_SCAN__GRID", "[NaN]", "The setting scan.grid"),
+        ("FLIPWATCH_VLLM__URL", "http://\u2603", "The setting vllm.url is wrong: no request can be sent"),
         ("FLIPWATCH_ALPHA_SCAN__TAU", "inf", "The setting alpha_scan.tau is wrong"),
         ("FLIPWATCH_ALERTS__N", "1" + 21 * "0", "The setting alerts.n is wrong"),
         ("FLIPWATCH_ALERTS__K", "1" + 5000 * "0", "The setting alerts.k is wrong"),
