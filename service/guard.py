@@ -14,11 +14,15 @@ MitigationError             one sentence that says what was refused and why
     GatesUnusable           this vLLM has no gates, or they did not pass the self-test
 """
 
+import struct
 from collections.abc import Iterable, Sequence
 
 from ..monitors.wire import ModelFacts, SelfTestState
 from .records import MitigationAction, MitigationRecord, MitigationState, Mode
 from .settings import MitigationSettings
+
+# Smaller numbers lose digits in a float32, or become 0, which is a skip.
+_SMALLEST = 2.0**-126
 
 
 class MitigationError(Exception):
@@ -75,8 +79,16 @@ def check_order(action: MitigationAction, blocks: Sequence[int], alpha: float) -
         raise InvalidOrder("Name at least one block, and each block once.")
     if action is MitigationAction.SKIP and alpha != 0.0:
         raise InvalidOrder(f"A skip sets alpha 0, not {alpha:g}: attenuate takes an alpha.")
-    if action is MitigationAction.ATTENUATE and not (0.0 < alpha <= 2.0 and alpha != 1.0):
-        raise InvalidOrder(f"Attenuate takes an alpha above 0, up to 2, and not 1; this one is {alpha:g}.")
+    if action is MitigationAction.ATTENUATE and not (_SMALLEST <= alpha <= 2.0 and _as_held(alpha) != 1.0):
+        raise InvalidOrder(
+            f"Attenuate takes an alpha above 0, up to 2, and not 1, as float32 holds it; this one is {alpha!r}."
+        )
+
+
+def _as_held(alpha: float) -> float:
+    """As rounded by the float32 in which a gate lies on the device."""
+    rounded: float = struct.unpack("f", struct.pack("f", alpha))[0]
+    return rounded
 
 
 def check_mode(settings: MitigationSettings) -> None:
@@ -106,7 +118,7 @@ def check_not_held(blocks: Iterable[int], boot_id: str, open_records: Iterable[M
     for record in open_records:
         both = sorted(set(record.blocks) & set(blocks))
         if both and record.boot_id == boot_id:
-            help_ = "finish or undo" if record.state is MitigationState.INTERRUPTED else "undo"
+            help_ = "undo" if record.state is MitigationState.ACTIVE else "finish or undo"
             raise AlreadyMitigated(f"Mitigation {record.id} ({record.state.value}) holds block {both[0]}: {help_} it.")
 
 

@@ -1,7 +1,7 @@
 """Changes of the served model: skip or attenuate blocks, prove it by the loss, undo it.
 
 One at a time.  Each step is stored before it is done, so that a sidecar that was killed in between finds at its next
-start what may have happened, compares it with the live gates, and says so (`recover`).  Refusals are the tree in
+look at vLLM what may have happened, compares it with the live gates, and says so (`recover`).  Refusals are the tree in
 `guard.py`; an error of the probe while an order is still being checked is raised as the `ProbeError` that it is, later
 ones end in the record.
 
@@ -34,11 +34,14 @@ from .guard import (
     check_not_held,
     check_order,
 )
-from .mitigation_steps import ITSELF, GateKeeper, Steps, differing, names, readback, with_alpha
+from .mitigation_steps import ITSELF, GateKeeper, Steps, differing, names, readback, with_gates
 from .probe import ProbeError
 from .records import IN_FLIGHT, Event, MitigationAction, MitigationRecord, MitigationState, Mode
 from .settings import MitigationSettings
 from .store import Store, StoreError
+
+# Nobody carries these on, once it is sure that no mitigation is on its way: the sidecar, or its store, failed them.
+_BROKEN_OFF = IN_FLIGHT | {MitigationState.INTERRUPTED}
 
 _log = structlog.get_logger(__name__)
 
@@ -70,7 +73,6 @@ class Mitigator:
         self._steps = Steps(probe, store, measure, now=now, measure_seconds=measure_seconds, worse_nats=worse_nats)
         self._checking = False
         self._task: asyncio.Task[None] | None = None
-        self._carried: str | None = None
         self._tried: set[int] = set()
 
     @property
@@ -146,13 +148,14 @@ class Mitigator:
             record = self._known(mitigation_id)
             if record.state is MitigationState.REVERTED:
                 return record
-            if record.state not in (MitigationState.ACTIVE, MitigationState.INTERRUPTED):
+            if record.state is not MitigationState.ACTIVE and record.state not in _BROKEN_OFF:
                 raise WrongState(f"Mitigation {record.id} is {record.state.value}: there is nothing to undo.")
             facts = await self._probe.facts()
             if facts.boot_id != record.boot_id:
                 return self._steps.restarted(record, facts, actor)
-            fallback = record.state
-            message = f"Setting the gate of {names(record.blocks)} to 1."
+            fallback = record.state if record.state is MitigationState.ACTIVE else MitigationState.INTERRUPTED
+            before = ", ".join(f"{gate.alpha:g}" for gate in record.gates_before)
+            message = f"Setting the gate of {names(record.blocks)} back to {before}."
             record = self._steps.save(record, actor, MitigationState.REVERTING, message)
             self._start(record, self._steps.revert(record, facts.gates, fallback, "Undone", actor))
             return record
@@ -168,7 +171,7 @@ class Mitigator:
             )
         with self._claimed():
             record = self._known(mitigation_id)
-            if record.state is not MitigationState.INTERRUPTED:
+            if record.state not in _BROKEN_OFF:
                 raise WrongState(
                     f"Mitigation {record.id} is {record.state.value}: only interrupted ones can be finished."
                 )
@@ -177,7 +180,7 @@ class Mitigator:
                 return self._steps.restarted(record, facts, actor)
             check_model(facts, record.blocks)
             check_blocks_at_once(self._settings, facts.gates, record.blocks)
-            if not differing(facts.gates, with_alpha(facts.gates, record.blocks, record.alpha)):
+            if not differing(facts.gates, with_gates(facts.gates, record.gates_wanted)):
                 message = f"{readback(facts.gates, record.blocks)} already; measuring the loss."
                 record = self._steps.save(record, actor, MitigationState.VERIFYING, message)
                 self._start(record, self._steps.verify(record, facts.gates, actor))
@@ -211,25 +214,25 @@ class Mitigator:
         self._tried |= set(blocks)
         return record
 
-    # After a start of the sidecar or of vLLM
+    # At each look at vLLM
 
     def recover(self, facts: ModelFacts) -> list[MitigationRecord]:
         """Compare the open records with the live gates; returns those that had to change.
 
-        The mitigation that this process is carrying out just now is left alone.
+        Does nothing while a mitigation is on its way: `facts` may be older than its last step.  Raises `StoreError`.
         """
+        if self.busy:
+            return []
         changed = []
         for record in self._store.open_mitigations():
-            if self.busy and record.id == self._carried:
-                continue
             if record.boot_id != facts.boot_id:
                 changed.append(self._steps.restarted(record, facts, ITSELF))
                 continue
             live = readback(facts.gates, record.blocks)
             if record.state in IN_FLIGHT:
-                message = f"The sidecar ended while this was {record.state.value}; {live} now: finish or undo."
+                message = f"This broke off while it was {record.state.value}; {live} now: finish or undo."
             elif record.state is MitigationState.ACTIVE and differing(
-                facts.gates, with_alpha(facts.gates, record.blocks, record.alpha)
+                facts.gates, with_gates(facts.gates, record.gates_wanted)
             ):
                 message = f"Somebody else changed the gates: {live}, not {record.alpha:g}: finish or undo."
             else:
@@ -238,7 +241,10 @@ class Mitigator:
         return changed
 
     def unrecorded_gates(self, facts: ModelFacts) -> list[Gate]:
-        """Live gates that are not 1 and belong to no open record.  Apply a mitigation to the block to take it over."""
+        """Live gates that are not 1 and belong to no open record.
+
+        A mitigation takes the block over, and its undo leaves the gate as found.
+        """
         open_here = [record for record in self._store.open_mitigations() if record.boot_id == facts.boot_id]
         held = {block for record in open_here for block in record.blocks}
         return [
@@ -284,7 +290,6 @@ class Mitigator:
         return record
 
     def _start(self, record: MitigationRecord, work: Coroutine[Any, Any, None]) -> None:
-        self._carried = record.id
         self._task = asyncio.create_task(self._drive(record.id, work), name=f"mitigation {record.id}")
 
     async def _drive(self, mitigation_id: str, work: Coroutine[Any, Any, None]) -> None:
@@ -294,4 +299,8 @@ class Mitigator:
             # The one broad catch: a mistake of ours must not leave a record that looks as if it were still moving.
             _log.exception("mitigation broke off", id=mitigation_id)
             message = f"Flipwatch itself failed ({type(error).__name__}: {error}): look at the gates, finish or undo."
-            self._steps.fail(self._known(mitigation_id), ITSELF, MitigationState.INTERRUPTED, message)
+            try:
+                self._steps.fail(self._known(mitigation_id), ITSELF, MitigationState.INTERRUPTED, message)
+            except StoreError as full:
+                # The record looks as if it moved until the store works again: `recover`, undo and finish know that.
+                _log.error("mitigation's end not stored", id=mitigation_id, reason=str(full))

@@ -90,7 +90,7 @@ class Steps:
             loss_before=before.nats,
             loss_before_state=before.state,
         )
-        report = await self._write(record, gates, record.alpha, fallback, actor)
+        report = await self._write(record, gates, record.gates_wanted, fallback, actor)
         if report is None:
             return
         record = self.save(
@@ -103,16 +103,16 @@ class Steps:
         await self.verify(record, report.gates, actor)
 
     async def verify(self, record: MitigationRecord, gates: Sequence[float], actor: str) -> None:
-        """Measure the loss with the gates in place; an automatic mitigation that made it worse is taken back."""
+        """Measure the loss with the gates in place; an automatic mitigation that did not help is taken back."""
         before = Loss(record.loss_before, record.loss_before_state)
         after = await self._loss()
         change = f"loss {before} before, {after} after"
         worse = self._is_worse(before, after)
+        # Also where the loss was not finite before: nobody asked for a skip that leaves the model broken.
+        useless = worse or after.state is LossState.NOT_FINITE
         record = record.model_copy(update={"loss_after": after.nats, "loss_after_state": after.state})
-        if worse and record.automatic:
-            record = self.save(
-                record, actor, MitigationState.REVERTING, f"The loss got worse ({change}): taking it back."
-            )
+        if useless and record.automatic:
+            record = self.save(record, actor, MitigationState.REVERTING, f"It did not help ({change}): taking it back.")
             self.failed[record.action] += 1
             await self.revert(record, gates, MitigationState.INTERRUPTED, f"Undone at once, {change}", ITSELF)
             return
@@ -126,8 +126,8 @@ class Steps:
     async def revert(
         self, record: MitigationRecord, gates: Sequence[float], fallback: MitigationState, why: str, actor: str
     ) -> None:
-        """Write alpha 1 to the record's blocks and measure; `fallback` is the state if nothing changed."""
-        report = await self._write(record, gates, 1.0, fallback, actor)
+        """Write the gates from before the mitigation and measure; `fallback` is the state if nothing changed."""
+        report = await self._write(record, gates, record.gates_before, fallback, actor)
         if report is None:
             return
         now = await self._loss()
@@ -173,18 +173,17 @@ class Steps:
         self,
         record: MitigationRecord,
         gates: Sequence[float],
-        alpha: float,
+        change: Sequence[Gate],
         fallback: MitigationState,
         actor: str,
     ) -> GateReport | None:
         """Write and compare; None when it went wrong, which the record then tells."""
-        change = GateChange(boot_id=record.boot_id, gates=[Gate(block=block, alpha=alpha) for block in record.blocks])
         try:
-            report = await self._probe.set_gates(change)
+            report = await self._probe.set_gates(GateChange(boot_id=record.boot_id, gates=list(change)))
         except ProbeError as error:
             await self._write_failed(record, gates, fallback, error, actor)
             return None
-        wanted = with_alpha(gates, record.blocks, alpha)
+        wanted = with_gates(gates, change)
         odd = differing(report.gates, wanted)
         if not odd:
             return report
@@ -260,11 +259,11 @@ def readback(gates: Sequence[float], blocks: Iterable[int]) -> str:
     return "gate " + ", ".join(f"of block {block} is {gates[block]:g}" for block in blocks)
 
 
-def with_alpha(gates: Sequence[float], blocks: Iterable[int], alpha: float) -> list[float]:
-    """The gates with those blocks set to alpha."""
+def with_gates(gates: Sequence[float], change: Iterable[Gate]) -> list[float]:
+    """All gates after the change of some."""
     changed = list(gates)
-    for block in blocks:
-        changed[block] = alpha
+    for gate in change:
+        changed[gate.block] = gate.alpha
     return changed
 
 

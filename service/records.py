@@ -81,8 +81,8 @@ class MitigationState(StrEnum):
     """Where a mitigation is.
 
     pending -> applying -> verifying -> active -> reverting -> reverted, with `failed` (the gates are as before, or the
-    message says how they are), `dry_run` (nothing was touched) and `interrupted` (the sidecar ended in between)
-    beside the path.
+    message says how they are), `dry_run` (nothing was touched) and `interrupted` (it broke off in between, or
+    somebody else changed the gates) beside the path.
     """
 
     PENDING = "pending"
@@ -104,7 +104,7 @@ IN_FLIGHT = frozenset(
         MitigationState.REVERTING,
     }
 )
-"""States that only a running sidecar can carry on; found at start, they were interrupted."""
+"""States that only a running sidecar can carry on; found while it carries on nothing, they were interrupted."""
 
 
 class LossState(StrEnum):
@@ -143,6 +143,11 @@ class MitigationRecord(Record):
     updated_at: float
     message: str
     """One sentence with the numbers in it."""
+
+    @property
+    def gates_wanted(self) -> tuple[Gate, ...]:
+        """The touched blocks' gates while this is in effect."""
+        return tuple(Gate(block=block, alpha=self.alpha) for block in self.blocks)
 
 
 class Event(Record):

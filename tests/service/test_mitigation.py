@@ -23,7 +23,7 @@ from flipwatch.service.guard import (
 from flipwatch.service.mitigation import Mitigator
 from flipwatch.service.mitigation_steps import LossUnavailable
 from flipwatch.service.probe import ProbeAway, ProbeRefused
-from flipwatch.service.records import LossState, MitigationAction, MitigationRecord, MitigationState
+from flipwatch.service.records import Event, LossState, MitigationAction, MitigationRecord, MitigationState
 from flipwatch.service.settings import MitigationSettings
 from flipwatch.service.store import Store, StoreError
 
@@ -213,6 +213,8 @@ async def test_undo_restores_the_gate() -> None:
         ({"blocks": [4], "alpha": 0.5}, InvalidOrder),
         ({"blocks": [4], "action": ATTENUATE, "alpha": 1.0}, InvalidOrder),
         ({"blocks": [4], "action": ATTENUATE, "alpha": float("nan")}, InvalidOrder),
+        ({"blocks": [4], "action": ATTENUATE, "alpha": 1e-60}, InvalidOrder),
+        ({"blocks": [4], "action": ATTENUATE, "alpha": 1.0 + 1e-12}, InvalidOrder),
         ({"blocks": [6]}, UnknownBlock),
         ({"blocks": [-1]}, UnknownBlock),
         ({"blocks": [1, 2, 3]}, BreakerOpen),
@@ -385,6 +387,22 @@ async def test_automatic_mitigation_that_makes_it_worse_is_undone(after: float |
     assert rig.mitigator.done == {}
 
 
+async def test_automatic_mitigation_that_leaves_the_loss_not_finite_is_undone() -> None:
+    """A skip after which the loss is still not finite did not help; a person's one stays, and is not called worse."""
+    rig = Rig(automatic=True)
+    rig.losses = [None, None, None]
+    pending = await rig.mitigator.consider(finding(2), {2})
+    assert pending is not None
+    record = await rig.ended(pending)
+    assert record.state is MitigationState.REVERTED
+    assert record.message.startswith("Undone at once, loss not finite before, not finite after: ")
+    assert rig.probe.gates == [1.0] * 6
+    rig.losses = [None, None]
+    record = await rig.apply(2)
+    assert record.state is MitigationState.ACTIVE
+    assert "WORSE" not in record.message
+
+
 async def test_refusal_of_the_probe_is_a_failure_and_nothing_changed() -> None:
     """When the probe refuses the write and the gates are as before, the record is `failed` and the block is free."""
     rig = Rig()
@@ -504,9 +522,7 @@ async def test_kill_in_the_middle_can_be_finished(tmp_path: Path, written: bool)
     [record] = rig.mitigator.recover(await probe.facts())
     assert record.state is MitigationState.INTERRUPTED
     shown = 0 if written else 1
-    assert (
-        record.message == f"The sidecar ended while this was applying; gate of block 4 is {shown} now: finish or undo."
-    )
+    assert record.message == f"This broke off while it was applying; gate of block 4 is {shown} now: finish or undo."
     with pytest.raises(AlreadyMitigated, match=r"interrupted. holds block 4: finish or undo it"):
         await rig.apply(4)
 
@@ -561,15 +577,16 @@ async def test_gates_changed_by_somebody_else_are_seen() -> None:
 
 
 async def test_unrecorded_gates_are_reported_and_can_be_taken_over() -> None:
-    """A gate that no record explains is named; a mitigation of that block takes it over and its undo restores it."""
+    """A gate that no record explains is named; a mitigation takes the block over, and its undo leaves it as found."""
     rig = Rig()
-    rig.probe.gates[4] = 0.0
-    assert rig.mitigator.unrecorded_gates(await rig.probe.facts()) == [Gate(block=4, alpha=0.0)]
+    rig.probe.gates[4] = 0.5
+    assert rig.mitigator.unrecorded_gates(await rig.probe.facts()) == [Gate(block=4, alpha=0.5)]
     record = await rig.apply(4)
-    assert record.gates_before == (Gate(block=4, alpha=0.0),)
+    assert record.gates_before == (Gate(block=4, alpha=0.5),)
     assert rig.mitigator.unrecorded_gates(await rig.probe.facts()) == []
-    await rig.undo(record)
-    assert rig.probe.gates == [1.0] * 6
+    record = await rig.undo(record)
+    assert record.state is MitigationState.REVERTED
+    assert rig.probe.gates == [1, 1, 1, 1, 0.5, 1]
 
 
 async def test_finish_is_for_interrupted_ones_only() -> None:
@@ -593,6 +610,67 @@ async def test_mistake_of_ours_leaves_no_record_that_seems_to_move() -> None:
     assert record.state is MitigationState.INTERRUPTED
     assert "Flipwatch itself failed (ZeroDivisionError: oops)" in record.message
     assert (await rig.undo(record)).state is MitigationState.REVERTED
+
+
+def break_store(rig: Rig, *states: MitigationState) -> Callable[[], None]:
+    """Let the store refuse mitigations in these states; returns what repairs it."""
+    save = rig.store.save_mitigation
+
+    def refuse(record: MitigationRecord, event: Event | None = None) -> None:
+        if record.state in states:
+            raise StoreError("the disk is full")
+        save(record, event)
+
+    def repair() -> None:
+        rig.store.save_mitigation = save  # type: ignore[method-assign]
+
+    rig.store.save_mitigation = refuse  # type: ignore[method-assign]
+    return repair
+
+
+@pytest.mark.parametrize("order", ["undo", "finish"])
+async def test_record_that_the_store_left_in_the_middle_can_be_undone_and_finished(order: str) -> None:
+    """When neither the step nor its failure could be stored after the gates were written, both ways stay open."""
+    rig = Rig()
+    repair = break_store(rig, MitigationState.VERIFYING, MitigationState.INTERRUPTED)
+    record = await rig.apply(4)
+    repair()
+    assert (record.state, rig.probe.gates[4], rig.mitigator.busy) == (MitigationState.APPLYING, 0.0, False)
+    with pytest.raises(AlreadyMitigated, match=r"applying. holds block 4: finish or undo it"):
+        await rig.apply(4)
+    record = await rig.ended(await getattr(rig.mitigator, order)(record.id, actor="bob"))
+    undone = order == "undo"
+    assert record.state is (MitigationState.REVERTED if undone else MitigationState.ACTIVE)
+    assert rig.probe.gates[4] == (1.0 if undone else 0.0)
+
+
+async def test_undo_that_fails_again_leaves_a_broken_off_record_interrupted() -> None:
+    """A record that was found in the middle never goes back to a state that looks as if it moved."""
+    rig = Rig()
+    repair = break_store(rig, MitigationState.VERIFYING, MitigationState.INTERRUPTED)
+    record = await rig.apply(4)
+    repair()
+
+    async def refuse() -> None:
+        raise ProbeRefused(409, "vLLM is paused by somebody else.")
+
+    rig.probe.on_set = refuse
+    assert (await rig.undo(record)).state is MitigationState.INTERRUPTED
+
+
+async def test_undo_of_a_broken_off_record_needs_vllm_and_says_so(tmp_path: Path) -> None:
+    """Right after a start, with vLLM away, the reason is that vLLM is away, and not the state of the record."""
+    path = tmp_path / "flipwatch.db"
+    probe = FakeProbe()
+    left = await killed(path, probe, write=True)
+    rig = Rig(Store(path), probe)
+    probe.away = True
+    for order in (rig.mitigator.undo, rig.mitigator.finish):
+        with pytest.raises(ProbeAway):
+            await order(left.id, actor="bob")
+    probe.away = False
+    assert (await rig.undo(left)).state is MitigationState.REVERTED
+    rig.store.close()
 
 
 async def test_automatic_action_needs_everything() -> None:
