@@ -71,7 +71,7 @@ class Alerts:
     def restore(self, findings: Iterable[FindingRecord]) -> None:
         """Come to the state that these findings, oldest first, have led to; nothing is logged or sent again.
 
-        Give more than n: `unknown` findings in between take no part in the alerts on blocks and losses.
+        Give the last n, and the last n that are not `unknown`: each alert counts one of the two.
         """
         for finding in findings:
             self._step(finding)

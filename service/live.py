@@ -1,10 +1,15 @@
 """What the sidecar knows right now: the served model, the state of each monitor, its own counts."""
 
+import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..monitors.finding import Finding, Health
 from ..monitors.wire import ModelFacts, SelfTestState
+
+# A finding counts for so many intervals of the clock.
+_OLD = 3
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,10 @@ class Live:
     """The state that routes, metrics and page show.  Written by the runner, the watcher and the scheduler only."""
 
     monitors: tuple[str, ...]
+    every_minutes: float | None = None
+    """Time from one scan by the clock to the next; None when there are none."""
+    now: Callable[[], float] = time.time
+    """Epoch seconds."""
     facts: ModelFacts | None = None
     """As last heard; None before the first answer."""
     model_name: str | None = None
@@ -46,13 +55,20 @@ class Live:
     _states: dict[str, MonitorState] = field(default_factory=dict)
 
     def state(self, monitor: str) -> MonitorState:
-        """The monitor's state; unknown while the probe is away, whatever was found before."""
+        """The monitor's state; unknown while the probe is away or the finding is old, whatever was found before."""
         known = self._states.get(monitor) or MonitorState(
             monitor, Health.UNKNOWN, "No scan has finished since the sidecar was started."
         )
-        if self.up:
-            return known
-        return MonitorState(monitor, Health.UNKNOWN, self.away, known.at)
+        if not self.up:
+            return MonitorState(monitor, Health.UNKNOWN, self.away, known.at)
+        if known.health is not Health.UNKNOWN and known.at is not None and self.every_minutes is not None:
+            # A scan that takes longer than the interval is none that is missing.
+            between = max(self.every_minutes, (self.last_scan_seconds or 0.0) / 60.0)
+            age = (self.now() - known.at) / 60.0
+            if age > _OLD * between:
+                reason = f"The last finding is {age:.0f} minutes old, though a scan is due every {between:g}."
+                return MonitorState(monitor, Health.UNKNOWN, reason, known.at)
+        return known
 
     def states(self) -> list[MonitorState]:
         """The states of all monitors."""

@@ -17,6 +17,7 @@ from .alerts import NAMES, Alerts
 from .live import Live
 from .records import MitigationAction, MitigationRecord, MitigationState
 from .sidecar import Sidecar
+from .store import StoreError
 
 SCORES = ("bss", "slope", "skip_gain", "largest_deviation")
 SKIPPED = ("running", "interrupted", "misfire")
@@ -216,10 +217,15 @@ class SidecarCollector(Collector):
             labels=["model_name", "block"],
         )
         facts = self._live.facts
+        try:
+            records = list(self._open_mitigations())
+        except StoreError:
+            # Not known is absent.
+            return
         if self._live.up and facts is not None:
             held = {
                 block
-                for record in self._open_mitigations()
+                for record in records
                 if record.state is MitigationState.ACTIVE and record.boot_id == facts.boot_id
                 for block in record.blocks
             }

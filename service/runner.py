@@ -30,6 +30,9 @@ from .watcher import Watcher
 
 Grid = str | list[float]
 
+# Sequences x alphas x length of one block call: about as much as a step of serving.
+_TOKENS_PER_STEP = 512
+
 _log = structlog.get_logger(__name__)
 
 
@@ -86,7 +89,10 @@ class Runner:
     # Scans
 
     def start(self, trigger: ScanTrigger, grid: Grid | None = None) -> ScanRecord:
-        """Start a scan in the background; raises `ScanBusy` when one runs or the model is being changed."""
+        """Start a scan in the background; raises `ScanBusy` when one runs or the model is being changed.
+
+        A store that does not work stops no scan: what is found is shown and alerted on all the same.
+        """
         if self.running:
             raise ScanBusy("A scan runs already: wait until it has ended.")
         if self._changing():
@@ -98,8 +104,7 @@ class Runner:
             trigger=trigger,
             created_at=self._now(),
         )
-        self._store.save_scan(record)
-        self._progress = record
+        self._keep(record)
         self._task = asyncio.create_task(self._scan(record, grid), name=f"scan {record.id}")
         return record
 
@@ -200,13 +205,13 @@ class Runner:
         )
         self._live.found(finding, kept.id, kept.created_at)
         state = ScanState.DONE if error is None else ScanState.FAILED
+        finding_id: str | None = kept.id
         try:
             self._store.add_finding(kept, None if reading is None else reading.model_dump(mode="json"))
-            self._end(record, state, error=error, finding_id=kept.id)
         except StoreError as full:
-            # What was found is shown and alerted on all the same.
             _log.error("finding not stored", reason=str(full))
-            self._progress = record.model_copy(update={"state": state, "error": str(full)})
+            finding_id, error = None, error or str(full)
+        self._end(record, state, error=error, finding_id=finding_id)
         return kept
 
     def _as_offered(self, finding: AlphaScanFinding) -> Finding:
@@ -227,8 +232,15 @@ class Runner:
             raise ScanError(f"This model cannot be scanned: {facts.scan_refusal}")
         if self._live.model_name is None:
             raise ScanError("vLLM does not say under which name it serves the model, so nothing can be tokenised.")
-        tokens, scored_from = await self._validation.sequences(self._live.model_name, facts.max_tokens)
-        plan = AlphaScanPlan(alphas=grid, tokens=tokens, scored_from=scored_from)
+        # vLLM's own limit for one step holds for a block call too, which takes a sequence at all alphas at once.
+        longest = facts.max_tokens // max(1, len(grid))
+        tokens, scored_from = await self._validation.sequences(self._live.model_name, longest)
+        plan = AlphaScanPlan(
+            alphas=grid,
+            tokens=tokens,
+            scored_from=scored_from,
+            tokens_per_step=min(_TOKENS_PER_STEP, facts.max_tokens),
+        )
         order = MeasureOrder(monitor=self._monitor.name, plan=plan.model_dump(mode="json"))
         try:
             progress = await self._probe.order(order)
@@ -260,9 +272,11 @@ class Runner:
                 await self._rest(pace.rest(progress.seconds, wall))
             return progress.reading
         finally:
-            # Also when cancelled: what the measurement holds on the device must not outlive it.
-            with suppress(ProbeError):
-                await asyncio.shield(self._probe.drop(progress.id))
+            # Also when cancelled: what the measurement holds on the device must not outlive it.  With its reading
+            # the probe has dropped it.
+            if progress.reading is None:
+                with suppress(ProbeError):
+                    await asyncio.shield(self._probe.drop(progress.id))
 
     async def _explained(self, refused: ProbeRefused, before: ModelFacts) -> ScanError:
         """What a refusal in the middle of a measurement means."""
@@ -296,7 +310,10 @@ class Runner:
 
     def _keep(self, record: ScanRecord) -> None:
         self._progress = record
-        self._store.save_scan(record)
+        try:
+            self._store.save_scan(record)
+        except StoreError as full:
+            _log.error("scan not stored", scan_id=record.id, reason=str(full))
 
     def _end(self, record: ScanRecord, state: ScanState, *, error: str | None, finding_id: str | None = None) -> None:
         update = {"state": state, "error": error, "finding_id": finding_id, "finished_at": self._now()}

@@ -10,7 +10,7 @@ from .records import ScanRecord
 from .settings import Scope
 
 Alpha = Annotated[float, Field(ge=0.0, le=2.0)]
-Block = Annotated[int, Field(ge=0, le=100_000)]
+Block = Annotated[int, Field(ge=0)]
 
 
 class Order(BaseModel):

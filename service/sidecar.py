@@ -19,7 +19,7 @@ from .records import IN_FLIGHT, Event, FindingRecord, MitigationRecord, ScanTrig
 from .runner import Runner, ScanBusy
 from .schedule import Schedule
 from .settings import ConfigurationError, Settings
-from .store import Store
+from .store import Store, StoreError
 from .validation_set import ValidationSet
 from .vllm import Vllm
 from .watcher import Watcher
@@ -41,11 +41,11 @@ class Sidecar:
         secret = settings.probe_secret()
         url = settings.vllm.base_url
         key = settings.vllm.api_key
-        self.live = Live(monitors=(AlphaScan.name,))
+        self.live = Live(monitors=(AlphaScan.name,), every_minutes=settings.scan.every_minutes)
         self.probe = Probe(url, secret)
         self.vllm = Vllm(url, None if key is None else key.get_secret_value())
         validation = ValidationSet(settings.validation, self.vllm, settings.data_dir / "cache")
-        self.watcher = Watcher(self.live, self.probe, self.vllm, self._arrived)
+        self.watcher = Watcher(self.live, self.probe, self.vllm, seen=self._seen, arrived=self._arrived)
         self.store = _open_store(settings)
         hook = settings.alerts.webhook_url
         self.webhook = None if hook is None else Webhook(str(hook))
@@ -73,7 +73,7 @@ class Sidecar:
         if self.webhook is not None:
             await self.webhook.__aenter__()
         self.runner.forget_unfinished()
-        self.alerts.restore(reversed(self.store.findings(self.settings.alerts.n)))
+        self._restore_alerts()
         self.schedule.start()
         return self
 
@@ -91,6 +91,12 @@ class Sidecar:
         await self.vllm.__aexit__(kind, error, trace)
         self.store.close()
 
+    def _restore_alerts(self) -> None:
+        """From the last n findings, and from the last n that say something: unknown ones may lie between."""
+        n = self.settings.alerts.n
+        recent = {finding.id: finding for finding in self.store.findings(n) + self.store.findings(n, judged=True)}
+        self.alerts.restore(sorted(recent.values(), key=lambda finding: finding.created_at))
+
     def now(self) -> float:
         """Epoch seconds."""
         return time.time()
@@ -106,22 +112,31 @@ class Sidecar:
 
     async def _verify(self) -> None:
         await self.mitigator.settled()
-        # The gates are not what they were at the last look.
+        # The gates are not what they were at the last look, and vLLM may have been restarted meanwhile.
         await self.watcher.glance()
         try:
             self.runner.start(ScanTrigger.VERIFICATION)
         except ScanBusy as busy:
             _log.info("no scan after the mitigation", reason=str(busy))
 
+    def _seen(self, facts: ModelFacts) -> None:
+        """vLLM answered: do the records still say what its gates say?"""
+        try:
+            for record in self.mitigator.recover(facts):
+                _log.warning("mitigation", id=record.id, state=record.state.value, message=record.message)
+        except StoreError as error:
+            _log.error("mitigations not compared with the gates", reason=str(error))
+
     def _arrived(self, facts: ModelFacts) -> None:
         """vLLM is there, for the first time or as a new process."""
         self._judged = 0
         detail = {"boot_id": facts.boot_id, "model": facts.model, "armed": facts.armed}
-        self.store.add_event(Event(at=self.now(), actor=ITSELF, what="vllm arrived", detail=detail))
-        for record in self.mitigator.recover(facts):
-            _log.warning("mitigation", id=record.id, state=record.state.value, message=record.message)
-        for gate in self.mitigator.unrecorded_gates(facts):
-            _log.warning("gate without a mitigation", block=gate.block, alpha=gate.alpha)
+        try:
+            self.store.add_event(Event(at=self.now(), actor=ITSELF, what="vllm arrived", detail=detail))
+            for gate in self.mitigator.unrecorded_gates(facts):
+                _log.warning("gate without a mitigation", block=gate.block, alpha=gate.alpha)
+        except StoreError as error:
+            _log.error("arrival of vLLM not stored", reason=str(error))
 
     async def _told(self, finding: Finding, kept: FindingRecord) -> None:
         """A finding is there: alert, and act if that is allowed."""

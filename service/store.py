@@ -117,6 +117,11 @@ class Store:
         with self._lock:
             self._db.close()
 
+    def touch(self) -> None:
+        """Write what is there already; raises `StoreError` where nothing could be stored."""
+        with self._transaction() as db:
+            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
     # Scans and findings
 
     def save_scan(self, scan: ScanRecord) -> None:
@@ -160,11 +165,13 @@ class Store:
         row = self._one("SELECT body FROM findings WHERE id = ?", finding_id)
         return None if row is None else FindingRecord.model_validate_json(row)
 
-    def findings(self, limit: int = 100, monitor: str | None = None) -> list[FindingRecord]:
-        """The last findings, newest first, of one monitor or of all."""
+    def findings(self, limit: int = 100, monitor: str | None = None, *, judged: bool = False) -> list[FindingRecord]:
+        """The last findings, newest first, of one monitor or of all; `judged` leaves the `unknown` ones out."""
         rows = self._all(
-            "SELECT body FROM findings WHERE ?1 IS NULL OR monitor = ?1 ORDER BY created_at DESC, rowid DESC LIMIT ?2",
+            "SELECT body FROM findings WHERE (?1 IS NULL OR monitor = ?1) AND NOT (?2 AND health = 'unknown') "
+            "ORDER BY created_at DESC, rowid DESC LIMIT ?3",
             monitor,
+            judged,
             limit,
         )
         return [FindingRecord.model_validate_json(row) for row in rows]

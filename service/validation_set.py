@@ -67,10 +67,12 @@ class ValidationSet:
                 tokens.append(row.tokens[:cut])
                 scored_from.append(first)
         if not tokens:
-            raise ValidationSetError(
-                f"No item of the validation set has a scored token within {cut} tokens: raise validation.max_tokens "
-                "or use longer items."
+            remedy = (
+                "raise validation.max_tokens or use longer items"
+                if cut == self._settings.max_tokens
+                else "scan fewer alphas, or start vLLM with a larger --max-num-batched-tokens"
             )
+            raise ValidationSetError(f"No item of the validation set has a scored token within {cut} tokens: {remedy}.")
         return Sequences(tokens, scored_from)
 
     async def _rows(self, model: str) -> list[_Row]:

@@ -16,13 +16,23 @@ _log = structlog.get_logger(__name__)
 class Watcher:
     """Keeps `Live` true about the served model.
 
-    `arrived` is called with the facts of each vLLM process once, the first as well as every restarted one.
+    `seen` is called with the facts of each look; `arrived`, after it, with those of each vLLM process once, the first
+    as well as every restarted one.
     """
 
-    def __init__(self, live: Live, probe: Probe, vllm: Vllm, arrived: Callable[[ModelFacts], None]) -> None:
+    def __init__(
+        self,
+        live: Live,
+        probe: Probe,
+        vllm: Vllm,
+        *,
+        seen: Callable[[ModelFacts], None],
+        arrived: Callable[[ModelFacts], None],
+    ) -> None:
         self._live = live
         self._probe = probe
         self._vllm = vllm
+        self._seen = seen
         self._arrived = arrived
         self._one_at_a_time = asyncio.Lock()
 
@@ -57,10 +67,12 @@ class Watcher:
         self._live.facts = facts
         self._live.model_name = name
         self._live.up = True
-        if before is None or before.boot_id != facts.boot_id:
-            if before is not None:
-                _log.warning("vLLM was restarted", boot_id=facts.boot_id, was=before.boot_id)
-                self._live.restarted()
+        new = before is None or before.boot_id != facts.boot_id
+        if before is not None and new:
+            _log.warning("vLLM was restarted", boot_id=facts.boot_id, was=before.boot_id)
+            self._live.restarted()
+        self._seen(facts)
+        if new:
             self._arrived(facts)
 
     async def _self_tested(self, facts: ModelFacts) -> ModelFacts:

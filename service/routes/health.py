@@ -58,8 +58,8 @@ async def get_page(sidecar: TheSidecar, _: Reader) -> HTMLResponse:
 
 def _checks(sidecar: Sidecar) -> list[CheckView]:
     try:
-        sidecar.store.scans(1)
-        store = CheckView(name="store", ok=True, required=True, detail="can be read")
+        sidecar.store.touch()
+        store = CheckView(name="store", ok=True, required=True, detail="can be written")
     except StoreError as error:
         store = CheckView(name="store", ok=False, required=True, detail=str(error))
     running = sidecar.schedule.running

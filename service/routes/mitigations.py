@@ -80,6 +80,8 @@ async def _accepted(sidecar: Sidecar, record: MitigationRecord, response: Respon
 
 
 def _flagged(sidecar: Sidecar) -> list[int]:
+    if not sidecar.live.up:
+        raise ProblemError(Kind.VLLM_AWAY, sidecar.live.away)
     finding = sidecar.live.state(AlphaScan.name).finding
     blocks = [] if finding is None else [place.block for place in finding.places]
     if not blocks:

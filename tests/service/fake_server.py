@@ -49,6 +49,8 @@ class FakeServer:
         self.scan_refusal: str | None = None
         self.self_test_passes = True
         self.faults_enabled = True
+        self.max_tokens = 2048
+        """Most tokens in one step of the engine."""
         self.model = MODEL
         self.seen: list[str] = []
         self.steps: list[int] = []
@@ -234,8 +236,8 @@ class FakeServer:
                 "boot_id": self.boot_id,
                 "model": self.model,
                 "architecture": "ToyForCausalLM",
-                "layer_class": "ToyLayer",
-                "num_blocks": self.num_blocks,
+                "layer_class": "ToyLayer" if self.armed else "",
+                "num_blocks": self.num_blocks if self.armed else 0,
                 "armed": self.armed,
                 "refusal": None if self.armed else "ToyLayer is not supported.",
                 "scan_refusal": self.scan_refusal,
@@ -244,7 +246,7 @@ class FakeServer:
                 "tensor_parallel_size": 1,
                 "pipeline_parallel_size": 1,
                 "data_parallel_size": 1,
-                "max_tokens": 2048,
+                "max_tokens": self.max_tokens,
                 "gates": self.gates if self.armed else [],
                 "self_test": self._self_test,
                 "faults_enabled": self.faults_enabled,
@@ -265,6 +267,8 @@ class FakeServer:
 
         @app.put(PREFIX + "/gates")
         def gates(change: GateChange) -> Response:
+            if not self.armed:
+                return _problem(501, "ToyLayer is not supported.")
             if change.boot_id != self.boot_id:
                 return _problem(409, "vLLM was restarted meanwhile.")
             if any(gate.block >= self.num_blocks for gate in change.gates):
@@ -277,12 +281,18 @@ class FakeServer:
             return JSONResponse({"gates": self.gates, "paused_seconds": 0.01})
 
         @app.post(PREFIX + "/measurements")
-        def order(body: MeasureOrder) -> dict[str, Any]:
+        def order(body: MeasureOrder) -> Response:
+            if not self.armed or self.scan_refusal is not None:
+                return _problem(501, self.scan_refusal or "ToyLayer is not supported.")
             name = uuid.uuid4().hex
             alphas = body.plan["alphas"]
+            longest = max(len(row) for row in body.plan["tokens"])
+            if max(longest * max(1, len(alphas)), body.plan["tokens_per_step"]) > self.max_tokens:
+                return _problem(422, f"This server takes {self.max_tokens} tokens at once.")
             steps = self.num_blocks * (2 if alphas else 1)
-            self._measurements[name] = {"plan": body.plan, "done": 0, "total": steps, "void": False}
-            return self._progress(name, 0.0)
+            # One that was under way is dropped.
+            self._measurements = {name: {"plan": body.plan, "done": 0, "total": steps, "void": False}}
+            return JSONResponse(self._progress(name, 0.0), 201)
 
         @app.post(PREFIX + "/measurements/{name}/advance")
         def advance(name: str, body: Advance) -> Response:
@@ -293,11 +303,15 @@ class FakeServer:
             if measurement is None:
                 return _problem(404, f"There is no measurement {name}.")
             if measurement["void"]:
+                del self._measurements[name]
                 return _problem(409, "The measurement is void: the gates changed under it.")
             self.steps.append(body.steps)
             steps = min(body.steps, measurement["total"] - measurement["done"])
             measurement["done"] += steps
-            return JSONResponse(self._progress(name, steps * self.seconds_per_step))
+            progress = self._progress(name, steps * self.seconds_per_step)
+            if progress["reading"] is not None:
+                del self._measurements[name]
+            return JSONResponse(progress)
 
         @app.delete(PREFIX + "/measurements/{name}")
         def drop(name: str) -> Response:
@@ -324,7 +338,8 @@ class FakeServer:
                 self.nan.add(fault.block)
             else:
                 self.harm[fault.block] = 5.0
-            return JSONResponse(made.model_dump(mode="json"))
+            self.void()
+            return JSONResponse(made.model_dump(mode="json"), 201)
 
         @app.delete(PREFIX + "/faults/{name}")
         def heal(name: str) -> Response:
@@ -333,6 +348,7 @@ class FakeServer:
                 return _problem(404, f"There is no fault {name}.")
             self.harm[fault.block] = 0.0
             self.nan.discard(fault.block)
+            self.void()
             return Response(status_code=204)
 
         return app

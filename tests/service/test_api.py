@@ -88,6 +88,7 @@ async def test_reading_from_elsewhere_needs_a_token(start: Start) -> None:
         {"action": "attenuate", "blocks": [4]},
         {"action": "attenuate", "blocks": [4], "alpha": 3.0},
         {"action": "attenuate", "blocks": [4], "alpha": True},
+        {"action": "attenuate", "blocks": [4], "alpha": 1e-60},
         {"action": "remove", "blocks": [4]},
         {"block": False},
         {},
@@ -131,6 +132,8 @@ async def test_unknown_things_are_404_and_405(start: Start) -> None:
     assert response.headers["allow"] == "GET"
     body = {"action": "skip", "blocks": [8]}
     assert "0 to 7" in _problem(await api.post("/v1/mitigations", body), 404, "unknown-block")["detail"]
+    body = {"action": "skip", "blocks": [100_001]}
+    _problem(await api.post("/v1/mitigations", body), 404, "unknown-block")
 
 
 async def test_an_exception_is_a_problem_without_its_text(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,6 +248,102 @@ async def test_vllm_away_is_503(start: Start, server: FakeServer) -> None:
     _problem(await api.get("/v1/faults", who="boss"), 503, "vllm-away")
 
 
+async def test_flagged_while_vllm_is_away_is_503(start: Start, server: FakeServer) -> None:
+    """What is flagged is not known then: not the same as nothing being flagged."""
+    server.harm[4] = 5.0
+    api = await start()
+    await api.scanned()
+    server.stop()
+    await api.sidecar.schedule.look()
+    _problem(await api.post("/v1/mitigations", {"action": "skip", "blocks": "flagged"}), 503, "vllm-away")
+
+
+async def _skipped(api: Any, block: int) -> str:
+    """Skip a block, wait for the end of it; the path of its record."""
+    accepted = await api.post("/v1/mitigations", {"action": "skip", "blocks": [block]})
+    await _at_rest(api)
+    path: str = accepted.headers["location"]
+    return path
+
+
+async def _at_rest(api: Any) -> None:
+    """Wait until nothing that a mitigation started runs any more."""
+    await api.sidecar.mitigator.settled()
+    await asyncio.gather(*api.sidecar._followers)
+    await api.sidecar.runner.idle()
+
+
+async def test_a_restart_of_vllm_under_a_mitigation_leaves_nothing_active(start: Start, server: FakeServer) -> None:
+    """A mitigation that was being verified in a process that is gone does not end as active."""
+    api = await start()
+    server.hold_after_gates = True
+    accepted = await api.post("/v1/mitigations", {"action": "skip", "blocks": [4]})
+    await asyncio.to_thread(server.holding.wait, 10)
+    server.restart()
+    server.hold_after_gates = False
+    server.release()
+    await _at_rest(api)
+    record = (await api.get(accepted.headers["location"])).json()
+    assert (record["state"], "vLLM was restarted" in record["message"]) == ("reverted", True)
+
+
+async def test_a_gate_that_somebody_else_changed_is_seen_at_the_next_look(start: Start, server: FakeServer) -> None:
+    """A mitigation whose gate was reset behind its back is not called active, in the record and in the metrics."""
+    api = await start()
+    path = await _skipped(api, 3)
+    server.gates[3] = 1.0
+    await api.sidecar.schedule.look()
+    record = (await api.get(path)).json()
+    assert (record["state"], "Somebody else changed the gates" in record["message"]) == ("interrupted", True)
+    assert (await api.metrics())['flipwatch_mitigation_active{block="3",model_name="toy-model"}'] == 0
+
+
+async def test_a_store_error_at_a_restart_of_vllm_is_made_up_for(start: Start, server: FakeServer) -> None:
+    """A restart that could not be stored when it was seen is stored at the next look."""
+    api = await start()
+    path = await _skipped(api, 4)
+    server.restart()
+    _refuse_writes(api, True)
+    await api.sidecar.schedule.look()
+    assert (await api.get(path)).json()["state"] == "active"
+    _refuse_writes(api, False)
+    await api.sidecar.schedule.look()
+    assert (await api.get(path)).json()["state"] == "reverted"
+
+
+def _refuse_writes(api: Any, refuse: bool) -> None:
+    """Let SQLite refuse every write, as on a full disk."""
+    api.sidecar.store._db.execute(f"PRAGMA query_only = {int(refuse)}")
+
+
+async def test_without_a_working_store_scans_and_alerts_go_on(start: Start, server: FakeServer) -> None:
+    """What a scan finds is shown and alerted on though nothing can be stored, and the sidecar is not ready."""
+    api = await start(alerts={"k": 1, "n": 1})
+    await api.scanned()
+    server.harm[4] = 5.0
+    assert (await api.get("/readyz")).status_code == 200
+    _refuse_writes(api, True)
+    assert "store" in _problem(await api.get("/readyz"), 503, "not-ready")["detail"]
+    await api.sidecar.schedule._scan_by_clock()
+    states = (await api.get("/v1/states")).json()
+    assert (states["states"][0]["health"], states["states"][0]["flagged"]) == ("failed", [4])
+    assert [alert["name"] for alert in states["alerts"]] == ["FlipwatchBlockFlagged"]
+    scan = await api.scanned()
+    assert (scan["state"], "readonly" in scan["error"]) == ("done", True)
+    _refuse_writes(api, False)
+    assert (await api.scanned())["error"] is None
+
+
+async def test_metrics_do_without_the_store(start: Start) -> None:
+    """A scrape never fails: what only the store knows is left out."""
+    api = await start()
+    assert "flipwatch_mitigation_active" in " ".join(await api.metrics())
+    api.sidecar.store.close()
+    metrics = await api.metrics()
+    assert metrics["flipwatch_up"] == 1
+    assert "flipwatch_mitigation_active" not in " ".join(metrics)
+
+
 async def test_automatic_mitigation_needs_k_findings(start: Start, server: FakeServer) -> None:
     """With `automatic` and `enforce`, the second finding that flags the block takes it out; the first does not."""
     server.harm[4] = 5.0
@@ -271,11 +370,12 @@ async def test_findings_about_a_restarted_vllm_do_not_count_for_the_new_one(star
     assert server.gates[4] == 1.0
 
 
-async def test_a_model_without_gates_has_blocks_and_no_offer(start: Start, server: FakeServer) -> None:
-    """An architecture that the probe refuses is shown as it is: no gate is not gate 1."""
+async def test_a_refused_model_has_no_blocks_and_no_offer(start: Start, server: FakeServer) -> None:
+    """Of an architecture that the probe refuses nothing is known but the reason."""
     server.armed = False
     api = await start()
-    assert [block["gate"] for block in (await api.get("/v1/blocks")).json()] == [None] * 8
+    assert (await api.get("/v1/blocks")).json() == []
+    assert "ToyLayer is not supported" in (await api.scanned())["error"]
     states = (await api.get("/v1/states")).json()
     assert states["gates"] is None
     assert "ToyLayer is not supported" in states["mitigation"]["reason"]

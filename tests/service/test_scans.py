@@ -235,6 +235,51 @@ def test_pace_counts_time_on_the_wall_against_the_rest() -> None:
     assert pace.rest(0.1, 1.0) == 0.0
 
 
+async def test_a_finished_measurement_is_not_dropped_again(start: Start, server: FakeServer) -> None:
+    """With its reading the probe forgets a measurement: a DELETE would only be an error in vLLM's log."""
+    api = await start()
+    await api.scanned()
+    assert await api.sidecar.runner.loss() is not None
+    assert server.measurements == 0
+    assert not [call for call in server.seen if call.startswith("DELETE")]
+
+
+async def test_a_server_with_small_steps_can_be_scanned(start: Start, server: FakeServer) -> None:
+    """Sequences and block calls keep to what vLLM takes in one step, all alphas together."""
+    server.max_tokens = 100
+    api = await start(scan={"grid": "full"})
+    assert (await api.scanned())["finding"]["health"] == "ok"
+    server.max_tokens = 10
+    assert "larger --max-num-batched-tokens" in (await api.scanned())["error"]
+
+
+async def test_an_old_finding_is_unknown_where_the_clock_scans(start: Start, server: FakeServer) -> None:
+    """When three scans that were due have left no finding, nothing is claimed any more."""
+    server.harm[4] = 5.0
+    api = await start(scan={"every_minutes": 60})
+    await api.sidecar.runner.idle()
+    live = api.sidecar.live
+    ended = live.last_scan_at
+    live.now = lambda: ended + 179 * 60
+    assert (await api.get("/v1/states")).json()["states"][0]["health"] == "failed"
+    live.now = lambda: ended + 181 * 60
+    state = (await api.get("/v1/states")).json()["states"][0]
+    assert (state["health"], state["flagged"]) == ("unknown", [])
+    assert state["reason"] == "The last finding is 181 minutes old, though a scan is due every 60."
+    assert (await api.metrics())['flipwatch_health_state{monitor="alpha_scan",state="unknown"}'] == 1
+    # A scan that takes an hour and a half by itself is not late after three.
+    live.last_scan_seconds = 90 * 60.0
+    assert (await api.get("/v1/states")).json()["states"][0]["health"] == "failed"
+
+
+async def test_without_a_clock_no_finding_is_old(start: Start) -> None:
+    """Who scans by hand decides how long a finding counts."""
+    api = await start()
+    await api.scanned()
+    api.sidecar.live.now = lambda: 1e12
+    assert (await api.get("/v1/states")).json()["states"][0]["health"] == "ok"
+
+
 async def test_stopping_the_sidecar_drops_the_measurement(start: Start, server: FakeServer) -> None:
     """A scan that is cut off leaves nothing on the probe, and its record says why it ended."""
     api = await start()

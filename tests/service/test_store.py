@@ -106,6 +106,26 @@ def test_lists_are_newest_first_and_bounded() -> None:
     store.close()
 
 
+def test_findings_that_say_something_can_be_asked_for() -> None:
+    """`judged` counts past the unknown findings."""
+    store = Store(None)
+    for number in range(6):
+        store.add_finding(finding(number, Health.UNKNOWN if number > 2 else Health.OK))
+    assert [f.id for f in store.findings(2, judged=True)] == ["f2", "f1"]
+    store.close()
+
+
+def test_store_that_takes_no_writes_is_found_out(tmp_path: Path) -> None:
+    """A touch changes nothing and fails where a write would."""
+    store = Store(tmp_path / "flipwatch.db")
+    store.touch()
+    store._db.execute("PRAGMA query_only = 1")
+    assert store.findings() == []
+    with pytest.raises(StoreError, match="readonly"):
+        store.touch()
+    store.close()
+
+
 def test_unknown_ids_are_none() -> None:
     """What is not there is None, also the reading of a finding that has none."""
     store = Store(None)
