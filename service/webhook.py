@@ -72,6 +72,10 @@ class Webhook:
                 delivered = False
                 try:
                     delivered = await self._deliver(client, body)
+                except Exception as error:
+                    # The one broad catch: whatever one body or the URL does, the next alert goes out.  The text of
+                    # the exception may quote the URL.
+                    _log.error("webhook: not delivered, Flipwatch itself failed", why=type(error).__name__)
                 finally:
                     self._waiting.task_done()
                     self.sent += delivered

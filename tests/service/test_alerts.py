@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -13,8 +13,12 @@ from structlog.testing import capture_logs
 
 from flipwatch.monitors.finding import Health
 from flipwatch.service.alerts import BLOCK_FLAGGED, NOT_FINITE, UNKNOWN, Alerts
-from flipwatch.service.records import FindingRecord
+from flipwatch.service.records import FindingRecord, ScanTrigger
+from flipwatch.service.settings import Settings
+from flipwatch.service.sidecar import Sidecar
 from flipwatch.service.webhook import Webhook
+
+from .fake_server import FakeServer
 
 
 class Numbered:
@@ -207,6 +211,22 @@ def test_each_change_is_one_log_line(finding: Numbered) -> None:
     ]
 
 
+async def test_alert_outlives_a_restart_behind_unknown_findings(
+    settings: Callable[..., Settings], server: FakeServer
+) -> None:
+    """However many unknown findings came last, a sidecar that starts again fires what the old one fired."""
+    server.harm[4] = 5.0
+    async with Sidecar(settings()) as before:
+        for _ in range(2):
+            await before.runner.run(ScanTrigger.REQUEST)
+        server.refuse["POST /measurements"] = (502, "Rank 1 failed.")
+        for _ in range(5):
+            await before.runner.run(ScanTrigger.REQUEST)
+    assert [alert.name for alert in before.alerts.firing] == [BLOCK_FLAGGED, UNKNOWN]
+    async with Sidecar(settings()) as after:
+        assert [(alert.name, alert.block) for alert in after.alerts.firing] == [(BLOCK_FLAGGED, 4), (UNKNOWN, None)]
+
+
 class Receiver(ThreadingHTTPServer):
     """A real HTTP server that answers with the prepared statuses, then with 200, and keeps the bodies."""
 
@@ -285,6 +305,18 @@ async def test_webhook_gives_up_and_goes_on(receiver: Receiver) -> None:
         await webhook.drained()
     assert [body["n"] for body in receiver.bodies] == [0, 0, 1, 2]
     assert (webhook.sent, webhook.failures) == (1, 2)
+
+
+async def test_webhook_survives_a_body_that_cannot_be_sent(receiver: Receiver) -> None:
+    """An exception that is not httpx's costs one body, and not the worker."""
+    with capture_logs() as lines:
+        async with Webhook(receiver.url) as webhook:
+            webhook.send({"n": {1, 2}})
+            webhook.send({"n": 2})
+            await webhook.drained()
+    assert receiver.bodies == [{"n": 2}]
+    assert (webhook.sent, webhook.failures) == (1, 1)
+    assert [line["why"] for line in lines] == ["TypeError"]
 
 
 async def test_webhook_that_hangs_blocks_nobody_and_keeps_its_secret(finding: Numbered) -> None:
