@@ -8,6 +8,7 @@ import json
 import math
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -129,7 +130,8 @@ def main(
     console = Console()
     folder = model
     if not (folder / "config.json").is_file():
-        raise typer.BadParameter(f"no checkpoint in {folder}; name one with --model or run `make setup`")
+        print(f"scan_cost: no checkpoint in {folder}; name one with --model or run `make setup`", file=sys.stderr)
+        raise typer.Exit(2)
     if grid not in GRIDS or dtype not in DTYPES:
         raise typer.BadParameter("--grid is quick or full, --dtype is float32 or bfloat16")
     texts = (read_questions(data) if data else load_items())[:items]
