@@ -6,14 +6,14 @@ import typer
 
 from ...monitors.wire import FaultKind
 from .client import Sidecar
-from .show import console, print_json, table
+from .show import AsJson, console, print_json, print_records
 
 app = typer.Typer(
     help="Damage weights in memory, for drills; needs the switch at the probe and at the sidecar.",
     no_args_is_help=True,
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_COLUMNS = ("id", "block", "tensor", "kind", "count", "seed")
 
 
 @app.command()
@@ -48,12 +48,4 @@ def list_(as_json: AsJson = False) -> None:
     """List the faults that are in the model now."""
     with Sidecar() as sidecar:
         faults = sidecar.get("/v1/faults")
-    if as_json:
-        print_json(faults)
-        return
-    shown = table("id", "block", "tensor", "kind", "count", "seed")
-    for made in faults:
-        shown.add_row(
-            made["id"], str(made["block"]), made["tensor"], made["kind"], str(made["count"]), str(made["seed"])
-        )
-    console().print(shown)
+    print_records(faults, as_json, _COLUMNS, lambda made: [str(made[name]) for name in _COLUMNS])

@@ -6,16 +6,16 @@ from typing import Annotated
 import typer
 
 from .client import CliError, Json, Sidecar
-from .show import console, number, print_json, table
+from .show import AsJson, console, number, print_json, print_records
 
 app = typer.Typer(help="Skip or attenuate blocks of the served model, and undo it.", no_args_is_help=True)
 
 Blocks = Annotated[list[int] | None, typer.Argument(help="Zero-based blocks.")]
 Flagged = Annotated[bool, typer.Option("--flagged", help="The blocks that the last scan flagged.")]
 Reason = Annotated[str | None, typer.Option(help="Why; goes into the audit log.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Id = Annotated[str, typer.Argument(help="Id of the mitigation, from `flipwatch mitigate list`.")]
 
+_COLUMNS = ("id", "state", "action", "blocks", "alpha", "loss before", "loss after", "message")
 _MOVING = ("pending", "applying", "verifying", "reverting")
 
 
@@ -74,22 +74,20 @@ def list_(as_json: AsJson = False) -> None:
     """List mitigations, newest first."""
     with Sidecar() as sidecar:
         records = sidecar.get("/v1/mitigations")
-    if as_json:
-        print_json(records)
-        return
-    shown = table("id", "state", "action", "blocks", "alpha", "loss before", "loss after", "message")
-    for record in records:
-        shown.add_row(
-            record["id"],
-            record["state"],
-            record["action"],
-            ",".join(map(str, record["blocks"])),
-            number(record["alpha"], 2),
-            _loss(record, "before"),
-            _loss(record, "after"),
-            record["message"],
-        )
-    console().print(shown)
+    print_records(records, as_json, _COLUMNS, _row)
+
+
+def _row(record: Json) -> list[str]:
+    return [
+        record["id"],
+        record["state"],
+        record["action"],
+        ",".join(map(str, record["blocks"])),
+        number(record["alpha"], 2),
+        _loss(record, "before"),
+        _loss(record, "after"),
+        record["message"],
+    ]
 
 
 def _which(blocks: list[int] | None, flagged: bool) -> list[int] | str:

@@ -2,10 +2,15 @@
 
 import json
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+"""The option of the commands that print records as the API has them."""
 
 
 def console() -> Console:
@@ -25,6 +30,19 @@ def table(*columns: str) -> Table:
     for column in columns:
         made.add_column(column, overflow="fold")
     return made
+
+
+def print_records(
+    records: list[dict[str, Any]], as_json: bool, columns: tuple[str, ...], row: Callable[[dict[str, Any]], list[str]]
+) -> None:
+    """What a `list` command prints: the records as JSON, or a table with the `row` of each."""
+    if as_json:
+        print_json(records)
+        return
+    shown = table(*columns)
+    for record in records:
+        shown.add_row(*row(record))
+    console().print(shown)
 
 
 def number(value: float | None, digits: int = 3) -> str:
