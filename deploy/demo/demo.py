@@ -1,6 +1,7 @@
 """The whole loop on a real vLLM: watch, break, find, alert, mitigate, undo.
 
-Exit code 0 only if every step held; otherwise the step that did not is named, with the ends of both logs.
+Exit code 0 only if every step held; 1 if one did not: it is named, with the ends of both logs; 2 if nothing could be
+started.
 
     make demo        (ARGS="--keep-logs FOLDER" leaves the servers' logs there)
 """
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from pair import SERVED_NAME, Pair, StartFailed, be_stoppable
+from pair import SERVED_NAME, NotPossible, Pair, StartFailed, be_stoppable
 
 BLOCK = 4
 FAULT = {"block": BLOCK, "tensor": "mlp.up_proj", "kind": "burst", "count": 18, "seed": 5}
@@ -273,7 +274,11 @@ def main() -> int:
         pair = stack.enter_context(Pair(folder, settings))
         timeline = Timeline()
         try:
+            pair.check()
             play(pair, webhook, timeline)
+        except NotPossible as error:
+            print(f"demo: {error}", file=sys.stderr)
+            return 2
         except StartFailed as error:
             print(f"demo: {error}", file=sys.stderr)
             return 1

@@ -2,6 +2,7 @@
 
 Server          one child process with its log
 Pair            vLLM and the sidecar beside it
+NotPossible     nothing was started: the message is one line
 StartFailed     a server did not come up; the message ends with the tail of its log
 """
 
@@ -27,6 +28,10 @@ SERVED_NAME = "smol"
 _VLLM_START_SECONDS = 300
 _SIDECAR_START_SECONDS = 60
 _STOP_SECONDS = 20
+
+
+class NotPossible(Exception):
+    """The pair cannot be started here; nothing was."""
 
 
 class StartFailed(Exception):
@@ -173,15 +178,20 @@ class Pair:
         """The sidecar's YAML file."""
         return self.folder / "flipwatch.yaml"
 
+    def check(self) -> None:
+        """Raise `NotPossible` when the model is missing or a port is taken.  Call it before anything starts."""
+        if not (MODEL / "config.json").is_file():
+            raise NotPossible(f"There is no model in {MODEL}: run `make setup`.")
+        for port in (self.vllm_port, self.sidecar_port):
+            _refuse_taken_port(port)
+
     def start_vllm(self) -> None:
         """Start vLLM and wait until it serves."""
-        _refuse_taken_port(self.vllm_port)
         self.vllm.start()
         self.vllm.wait_ready(_VLLM_START_SECONDS)
 
     def start_sidecar(self) -> None:
         """Write the sidecar's configuration, start it, wait until it lives."""
-        _refuse_taken_port(self.sidecar_port)
         settings = {
             "listen_port": self.sidecar_port,
             "data_dir": str(self.folder / "data"),
@@ -214,7 +224,7 @@ def _refuse_taken_port(port: int) -> None:
     with socket.socket() as probe:
         probe.settimeout(2.0)
         if probe.connect_ex(("127.0.0.1", port)) == 0:
-            raise StartFailed(f"Port {port} on 127.0.0.1 is taken: stop what listens there, or choose another.")
+            raise NotPossible(f"Port {port} on 127.0.0.1 is taken: stop what listens there, or choose another.")
 
 
 def be_stoppable() -> None:

@@ -10,7 +10,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from pair import REPOSITORY, SERVED_NAME, Pair, StartFailed, be_stoppable, stop_group
+from pair import REPOSITORY, SERVED_NAME, NotPossible, Pair, StartFailed, be_stoppable, stop_group
 
 FOLDER = REPOSITORY / ".cache" / "up"
 STATE = FOLDER / "processes.json"
@@ -22,13 +22,18 @@ def start(vllm_port: int, port: int, every_minutes: float) -> int:
     if STATE.exists():
         print("up: already started; `make down` first.", file=sys.stderr)
         return 2
-    FOLDER.mkdir(parents=True, exist_ok=True)
     settings = {
         "scan": {"every_minutes": every_minutes, "grid": "quick"},
         "validation": {"max_items": 8, "max_tokens": 24},
         "mitigation": {"mode": "enforce"},
     }
     pair = Pair(FOLDER, settings, vllm_port=vllm_port, sidecar_port=port)
+    try:
+        pair.check()
+    except NotPossible as error:
+        print(f"up: {error}", file=sys.stderr)
+        return 2
+    FOLDER.mkdir(parents=True, exist_ok=True)
     for server in (pair.vllm, pair.sidecar):
         server.log.unlink(missing_ok=True)
     try:
@@ -88,13 +93,21 @@ def started(pid: int) -> str | None:
         return None
 
 
+def port_number(text: str) -> int:
+    """For argparse, which turns the `ValueError` into its own sentence."""
+    port = int(text)
+    if not 0 < port < 65536:
+        raise ValueError
+    return port
+
+
 def main() -> int:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="A real vLLM with Flipwatch beside it, left running.")
     commands = parser.add_subparsers(dest="command", required=True)
     starting = commands.add_parser("start")
-    starting.add_argument("--vllm-port", type=int, default=8000)
-    starting.add_argument("--port", type=int, default=9477, help="of flipwatch serve")
+    starting.add_argument("--vllm-port", type=port_number, default=8000)
+    starting.add_argument("--port", type=port_number, default=9477, help="of flipwatch serve")
     starting.add_argument("--every-minutes", type=float, default=5.0, help="time between scans")
     commands.add_parser("stop")
     options = parser.parse_args()
