@@ -167,7 +167,7 @@ class MitigationSettings(Section):
 
     mode: Literal["observe", "dry-run", "enforce"] = "observe"
     automatic: bool = False
-    """Act on a firing alert without a person; needs the mode `enforce`."""
+    """Act on a firing alert without a person; in the mode `dry-run` only record what would be done."""
     max_blocks: int = Field(default=2, ge=1, le=MOST)
     """Most blocks that may be gated at the same time."""
     max_actions: int = Field(default=4, ge=1, le=MOST)
