@@ -7,7 +7,7 @@ from flipwatch.service.probe import Probe, ProbeAway, ProbeNonsense, ProbeRefuse
 
 from .fake_server import PROBE_TOKEN, FakeServer
 
-PLAN = {"alphas": [0.0, 1.3], "tokens": [[1, 2, 3]], "scored_from": [1]}
+PLAN = {"alphas": [0.0, 1.3], "tokens": [[1, 2, 3]], "scored_from": [1], "tokens_per_step": 64}
 
 
 async def test_every_route_of_the_contract_is_spoken(server: FakeServer) -> None:
@@ -19,10 +19,11 @@ async def test_every_route_of_the_contract_is_spoken(server: FakeServer) -> None
         assert (await probe.self_test()).state is SelfTestState.PASSED
         report = await probe.set_gates(GateChange(boot_id=facts.boot_id, gates=[Gate(block=2, alpha=0.5)]))
         assert report.gates[2] == 0.5
-        progress = await probe.order(MeasureOrder(monitor="alpha_scan", plan=PLAN))
+        order = MeasureOrder(monitor="alpha_scan", plan=PLAN)
+        await probe.drop((await probe.order(order)).id)
+        progress = await probe.order(order)
         progress = await probe.advance(progress.id, progress.steps_total)
         assert progress.reading is not None
-        await probe.drop(progress.id)
         fault = await probe.inject(FaultOrder(block=1, tensor="mlp.up_proj", kind=FaultKind.BURST))
         await probe.heal(fault.id)
     assert server.measurements == 0
