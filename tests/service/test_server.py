@@ -92,6 +92,19 @@ def test_it_serves_logs_json_without_tokens_and_ends_cleanly(server: FakeServer,
     assert "Traceback" not in log
 
 
+def test_a_reader_behind_a_proxy_on_this_host_needs_a_token(server: FakeServer, tmp_path: Path) -> None:
+    """As long as the proxy says whom it speaks for; one that does not is this host itself."""
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    with _started(_environment(server, tmp_path, port)) as process:
+        _answers(url, process)
+        forwarded = {"x-forwarded-for": "192.0.2.7"}
+        assert httpx.get(url + "/v1/states", headers=forwarded, trust_env=False).status_code == 401
+        boss = {"authorization": "Bearer token-of-the-boss"}
+        assert httpx.get(url + "/v1/states", headers=forwarded | boss, trust_env=False).status_code == 200
+        assert httpx.get(url + "/v1/states", trust_env=False).status_code == 200
+
+
 def test_a_taken_port_is_one_line_and_code_2(server: FakeServer, tmp_path: Path) -> None:
     """The line names the port and what to do."""
     with _started(_environment(server, tmp_path, server.port)) as process:
