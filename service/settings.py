@@ -73,7 +73,7 @@ UserPath = Annotated[Path, AfterValidator(_from_home)]
 class Section(BaseModel):
     """A closed group of settings.  Upper bounds only keep out numbers that no clock and no counter can hold."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
 
 
 class VllmSettings(Section):
@@ -198,6 +198,7 @@ class Settings(BaseSettings):
         env_parse_none_str="null",
         extra="forbid",
         frozen=True,
+        hide_input_in_errors=True,
     )
 
     listen_host: str = "127.0.0.1"

@@ -181,6 +181,9 @@ def test_a_secret_that_no_header_can_hold_is_refused(monkeypatch: pytest.MonkeyP
         load_settings()
     assert "cret-" not in str(caught.value)
     assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="one line of printable ASCII") as plain:
+        Settings()
+    assert "cret-" not in str(plain.value)
 
 
 def test_a_probe_token_file_with_two_lines_is_refused(tmp_path: Path) -> None:
