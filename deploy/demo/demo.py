@@ -23,7 +23,7 @@ import httpx
 from pair import SERVED_NAME, NotPossible, Pair, StartFailed, be_stoppable
 
 BLOCK = 4
-FAULT = {"block": BLOCK, "tensor": "mlp.up_proj", "kind": "burst", "count": 18, "seed": 5}
+FAULT = {"block": BLOCK, "tensor": "mlp.up_proj", "kind": "burst", "count": 18, "seed": 4}
 QUESTION = "What is the capital of France? Answer with one word."
 RIGHT = "Paris"
 

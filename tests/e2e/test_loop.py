@@ -12,7 +12,7 @@ from .sidecar import Sidecar, Webhook, wait_for
 
 pytestmark = pytest.mark.vllm
 
-BURST = {"block": 4, "tensor": "mlp.up_proj", "kind": "burst", "count": 18, "seed": 5}
+BURST = {"block": 4, "tensor": "mlp.up_proj", "kind": "burst", "count": 18, "seed": 4}
 
 
 @pytest.fixture(scope="module")
