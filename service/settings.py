@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 import httpx
 from pydantic import (
-    AfterValidator,
     AnyHttpUrl,
     BaseModel,
     ConfigDict,
@@ -39,35 +38,9 @@ from .settings_loading import (
     refuse_odd_file,
     refuse_unknown_variables,
 )
-
-MOST = 1_000_000_000
-MOST_MINUTES = 527_040.0
-"""A year."""
+from .settings_values import MOST, MOST_MINUTES, HeaderSecret, UserPath, fit_for_a_header, from_home
 
 Scope = Literal["read", "mitigate", "admin"]
-
-
-def _fit_for_a_header(secret: SecretStr) -> SecretStr:
-    """Without white space around it, which files and shells add; an HTTP header holds nothing but printable ASCII."""
-    text = secret.get_secret_value().strip()
-    if not (text.isascii() and text.isprintable()):
-        raise ValueError("it must be one line of printable ASCII characters")
-    return SecretStr(text)
-
-
-HeaderSecret = Annotated[SecretStr, AfterValidator(_fit_for_a_header)]
-"""A secret that is sent as a bearer token."""
-
-
-def _from_home(path: Path) -> Path:
-    """`~` is the home folder also where no shell replaces it: in YAML, in a compose file."""
-    try:
-        return path.expanduser()
-    except RuntimeError:
-        raise ValueError(f"there is no home folder for {path.parts[0]}") from None
-
-
-UserPath = Annotated[Path, AfterValidator(_from_home)]
 
 
 class Section(BaseModel):
@@ -237,7 +210,7 @@ class Settings(BaseSettings):
         elif self.probe_token_file is not None:
             try:
                 text = SecretStr(read("probe_token_file", self.probe_token_file))
-                secret = _fit_for_a_header(text).get_secret_value()
+                secret = fit_for_a_header(text).get_secret_value()
             except ValueError as error:
                 raise ConfigurationError(f"The token in {self.probe_token_file} is wrong: {error}.") from None
         else:
@@ -285,7 +258,7 @@ def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
     path = config or (Path(os.environ[CONFIG_VARIABLE]) if os.environ.get(CONFIG_VARIABLE) else None)
     if path is not None:
         try:
-            path = _from_home(path)
+            path = from_home(path)
         except ValueError as error:
             raise ConfigurationError(f"The configuration file {path} cannot be found: {error}.") from None
         refuse_odd_file(path)
