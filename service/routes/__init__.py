@@ -2,13 +2,14 @@
 
 from fastapi import APIRouter
 
-from . import faults, health, info, mitigations, scans, states
+from . import events, faults, health, info, mitigations, scans, states
 
 ROUTERS: tuple[APIRouter, ...] = (
     states.router,
     scans.router,
     mitigations.router,
     faults.router,
+    events.router,
     info.router,
     health.router,
 )

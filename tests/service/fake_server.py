@@ -287,7 +287,7 @@ class FakeServer:
             name = uuid.uuid4().hex
             alphas = body.plan["alphas"]
             longest = max(len(row) for row in body.plan["tokens"])
-            if max(longest * max(1, len(alphas)), body.plan["tokens_per_step"]) > self.max_tokens:
+            if max(longest * max(1, len(alphas)), body.plan.get("tokens_per_step", 512)) > self.max_tokens:
                 return _problem(422, f"This server takes {self.max_tokens} tokens at once.")
             steps = self.num_blocks * (2 if alphas else 1)
             # One that was under way is dropped.

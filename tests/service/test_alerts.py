@@ -313,7 +313,8 @@ async def test_webhook_survives_a_body_that_cannot_be_sent(receiver: Receiver) -
         async with Webhook(receiver.url) as webhook:
             webhook.send({"n": {1, 2}})
             webhook.send({"n": 2})
-            await webhook.drained()
+            async with asyncio.timeout(10):
+                await webhook.drained()
     assert receiver.bodies == [{"n": 2}]
     assert (webhook.sent, webhook.failures) == (1, 1)
     assert [line["why"] for line in lines] == ["TypeError"]

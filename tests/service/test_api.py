@@ -433,7 +433,21 @@ async def test_faults_that_are_off_at_the_probe_are_403(start: Start, server: Fa
     assert "FLIPWATCH_FAULTS=1" in detail
 
 
-# Health, info, page
+# The audit log, health, info, page
+
+
+async def test_the_audit_log_can_be_read(start: Start) -> None:
+    """Who did what, newest first and bounded, for everybody who may read."""
+    api = await start()
+    await _skipped(api, 4)
+    events = (await api.get("/v1/events", who="reader")).json()
+    assert [(event["actor"], event["what"]) for event in events] == [
+        *(("operator", f"mitigation {state}") for state in ("active", "verifying", "applying", "pending")),
+        ("flipwatch", "vllm arrived"),
+    ]
+    assert (await api.get("/v1/events?limit=2")).json() == events[:2]
+    _problem(await api.get("/v1/events?limit=0"), 422, "invalid-request")
+    _problem(await api.get("/v1/events", who="thief"), 401, "unauthenticated")
 
 
 async def test_health_does_not_depend_on_the_model(start: Start, server: FakeServer) -> None:
