@@ -154,8 +154,7 @@ class Mitigator:
             if facts.boot_id != record.boot_id:
                 return self._steps.restarted(record, facts, actor)
             fallback = record.state if record.state is MitigationState.ACTIVE else MitigationState.INTERRUPTED
-            before = ", ".join(f"{gate.alpha:g}" for gate in record.gates_before)
-            message = f"Setting the gate of {names(record.blocks)} back to {before}."
+            message = f"Setting the gate of {names(record.blocks)} to 1."
             record = self._steps.save(record, actor, MitigationState.REVERTING, message)
             self._start(record, self._steps.revert(record, facts.gates, fallback, "Undone", actor))
             return record

@@ -126,8 +126,13 @@ class Steps:
     async def revert(
         self, record: MitigationRecord, gates: Sequence[float], fallback: MitigationState, why: str, actor: str
     ) -> None:
-        """Write the gates from before the mitigation and measure; `fallback` is the state if nothing changed."""
-        report = await self._write(record, gates, record.gates_before, fallback, actor)
+        """Set the blocks' gates to 1 and measure; `fallback` is the state if nothing changed.
+
+        Before the mitigation they were 1 too, unless it took over gates that no record explained: then 1 is the only
+        way back to the whole model.
+        """
+        whole = tuple(Gate(block=block, alpha=1.0) for block in record.blocks)
+        report = await self._write(record, gates, whole, fallback, actor)
         if report is None:
             return
         now = await self._loss()

@@ -41,7 +41,7 @@ def attenuate(
 
 @app.command()
 def undo(mitigation: Id, as_json: AsJson = False) -> None:
-    """Put the gates back as they were before a mitigation."""
+    """Set the gates of a mitigation's blocks to 1, so that they run as always."""
     with Sidecar() as sidecar:
         sidecar.delete(f"/v1/mitigations/{mitigation}")
         record = _settled(sidecar, mitigation)

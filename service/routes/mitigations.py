@@ -59,7 +59,7 @@ async def get_mitigation(sidecar: TheSidecar, _: Reader, mitigation_id: str) -> 
 async def undo_mitigation(
     sidecar: TheSidecar, caller: access.Mitigator, response: Response, mitigation_id: str
 ) -> Accepted:
-    """Put the gates back as they were; allowed in every mode."""
+    """Set the gates of its blocks to 1, so that they run as always; allowed in every mode."""
     record = await sidecar.mitigator.undo(mitigation_id, actor=caller.name)
     return await _accepted(sidecar, record, response)
 

@@ -577,7 +577,7 @@ async def test_gates_changed_by_somebody_else_are_seen() -> None:
 
 
 async def test_unrecorded_gates_are_reported_and_can_be_taken_over() -> None:
-    """A gate that no record explains is named; a mitigation takes the block over, and its undo leaves it as found."""
+    """A gate that no record explains is named; a mitigation takes it over, and its undo lets the block run."""
     rig = Rig()
     rig.probe.gates[4] = 0.5
     assert rig.mitigator.unrecorded_gates(await rig.probe.facts()) == [Gate(block=4, alpha=0.5)]
@@ -586,7 +586,7 @@ async def test_unrecorded_gates_are_reported_and_can_be_taken_over() -> None:
     assert rig.mitigator.unrecorded_gates(await rig.probe.facts()) == []
     record = await rig.undo(record)
     assert record.state is MitigationState.REVERTED
-    assert rig.probe.gates == [1, 1, 1, 1, 0.5, 1]
+    assert rig.probe.gates == [1, 1, 1, 1, 1, 1]
 
 
 async def test_finish_is_for_interrupted_ones_only() -> None:
