@@ -145,7 +145,7 @@ class WorkerProbe:
             raise Refused(404, f"There is no measurement {id}; it was finished, dropped or replaced.")
         if measurement.version != self._version:
             self._measurement = None
-            raise Refused(409, "The model changed while it was being measured; the measurement is void.")
+            raise Refused(409, "The model changed while it was being measured (its gates, or an injected fault).")
         started = time.perf_counter()
         reading = None
         # The step behind the last unit of work only returns the reading.

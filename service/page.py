@@ -123,7 +123,10 @@ def _blocks(blocks: Sequence[BlockView], tau: float) -> str:
         '<th class="n">skip gain</th><th class="n opt">BSS z</th><th class="n opt">slope z</th>'
     )
     rows = "".join(_block(block, tau, full) for block in blocks)
-    note = f"Skip gain: nats that the model wins without the block. The mark is tau = {tau:g}."
+    note = (
+        "Skip gain: nats that the model wins without the block. The largest one flags its block by the nats alone; "
+        f"any further block must be over the mark too, tau = {tau:g}."
+    )
     return _table("Blocks", head, rows, note)
 
 

@@ -157,7 +157,8 @@ def _switches(info: Json, facts: ModelFacts | None, checks: list[Check]) -> None
     checks.append(Check("mitigation", None, f"mode {settings['mitigation']['mode']}"))
     here = settings["faults"]["enabled"]
     there = facts is not None and facts.faults_enabled
-    state = f"{'on' if here else 'off'} at the sidecar, {'on' if there else 'off'} at the probe"
+    probe = "not known" if facts is None else "on" if there else "off"
+    state = f"{'on' if here else 'off'} at the sidecar, {probe} at the probe"
     checks.append(Check("faults", None, f"injection is {state}" + ("; not for production" if here and there else "")))
     if facts is not None and facts.faults:
         checks.append(Check("damage", None, f"{len(facts.faults)} injected faults are in the model now"))

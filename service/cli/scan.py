@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from .client import CliError, Json, Sidecar
+from .client import CliError, Json, Refused, Sidecar
 from .show import console, number, print_json, table
 
 _EXIT = {"ok": 0, "degraded": 1, "failed": 1}
@@ -20,10 +20,10 @@ def scan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the scan with its finding as JSON.")] = False,
 ) -> None:
-    """Scan the live model now. Exit code 0: ok, 1: a finding, 2: cannot tell."""
+    """Scan the live model now, or wait for the scan that runs. Exit code 0: ok, 1: a finding, 2: cannot tell."""
     body: Json = {} if grid is None else {"grid": parse_grid(grid)}
     with Sidecar() as sidecar:
-        accepted = sidecar.post("/v1/scans", body)
+        accepted = _start_or_join(sidecar, body)
         done = _follow(sidecar, f"/v1/scans/{accepted['id']}", quiet=as_json)
     if as_json:
         print_json(done)
@@ -46,6 +46,19 @@ def parse_grid(text: str) -> str | list[float]:
     if not all(map(math.isfinite, alphas)):
         raise CliError(f"The grid {text!r} is neither quick, full, nor numbers with commas like 0,0.7,1.3.")
     return alphas
+
+
+def _start_or_join(sidecar: Sidecar, body: Json) -> Json:
+    """A new scan; without a wish for a grid, the one that runs is as good."""
+    try:
+        return sidecar.post("/v1/scans", body)
+    except Refused as refused:
+        running = [scan for scan in sidecar.get("/v1/scans") if scan["state"] in ("queued", "running")]
+        if refused.status != 409 or body or not running:
+            raise
+        Console(stderr=True).print("A scan runs already; waiting for its result.")
+        joined: Json = running[0]
+        return joined
 
 
 def _follow(sidecar: Sidecar, path: str, *, quiet: bool) -> Json:

@@ -130,7 +130,7 @@ def test_change_voids_a_measurement(healthy: VllmServer, prompts: list[str]) -> 
     healthy.set_gates({5: 0.0})
     reply = healthy.probe.post(f"/measurements/{opened['id']}/advance", json={"steps": 3})
     assert reply.status_code == 409
-    assert "void" in reply.json()["detail"]
+    assert "changed while it was being measured" in reply.json()["detail"]
     assert healthy.probe.post(f"/measurements/{opened['id']}/advance", json={"steps": 3}).status_code == 404
 
 

@@ -151,6 +151,26 @@ def test_scan_that_cannot_be_done_is_code_2(desk: Desk) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_scan_joins_the_one_that_runs(desk: Desk) -> None:
+    """While a scan runs, `scan` waits for its result; one with a grid of its own is refused."""
+    desk.vllm.hold()
+    try:
+        headers = {"Authorization": f"Bearer {BOSS}"}
+        assert httpx.post(desk.url + "/v1/scans", json={}, headers=headers, trust_env=False).status_code == 202
+        desk.refused("scan", "--grid", "quick", words="A scan runs already")
+        environment = _plain_environment() | {"FLIPWATCH_URL": desk.url, "FLIPWATCH_TOKEN": BOSS}
+        joined = subprocess.Popen(
+            [*PROGRAM, "scan"], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert joined.stderr is not None
+        assert joined.stderr.readline() == "A scan runs already; waiting for its result.\n"
+    finally:
+        desk.vllm.release()
+    out, _ = joined.communicate(timeout=30)
+    assert joined.returncode == 0
+    assert out.startswith("ok: ")
+
+
 def test_scan_takes_a_grid(desk: Desk) -> None:
     """Names and numbers; a one among the alphas is refused by the sidecar with its own sentence."""
     assert desk.run("scan", "--grid", "0,0.5").returncode == 0
