@@ -151,7 +151,7 @@ class VllmServer:
         assert reply.status_code == 200, reply.text
         return dict(reply.json()["choices"][0])
 
-    def outputs(self, prompts: Sequence[str | list[int]], count: int = 16) -> list[Any]:
+    def outputs(self, prompts: Sequence[str | list[int]], count: int = 8) -> list[Any]:
         """Greedy tokens and logprobs of several prompts, one at a time so that the batch never differs."""
         choices = [self.complete(prompt, count) for prompt in prompts]
         return [

@@ -19,22 +19,32 @@ VLLM_COMPILE = [*FP32, "--compilation-config", '{"mode": 3}']
 
 
 @pytest.fixture(scope="module")
-def compiled(smol: Path, test_environment: MakeEnvironment) -> Iterator[VllmServer]:
-    """Compiled as this build does by default, bf16 weights in fp32."""
-    with VllmServer(smol, FP32, test_environment(**NO_AOT)) as server:
+def tiny(smol: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of 6 layers: compiling 30 takes minutes on 2 cores.  tests/e2e compiles the real model."""
+    return make("llama", smol, tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def tiny_reference(tiny: Path) -> Reference:
+    """The same model in transformers."""
+    return Reference(tiny)
+
+
+@pytest.fixture(scope="module")
+def compiled(tiny: Path, test_environment: MakeEnvironment) -> Iterator[VllmServer]:
+    """Compiled as this build does by default."""
+    with VllmServer(tiny, FP32, test_environment(**NO_AOT)) as server:
         assert server.facts()["mode"] == "compiled"
         assert server.self_test()["state"] == "passed"
         yield server
 
 
-def _check_gates(
-    server: VllmServer, prompts: list[str], reference: Reference, blocks: tuple[int, int, int] = (0, 12, 29)
-) -> None:
+def _check_gates(server: VllmServer, prompts: list[str], reference: Reference) -> None:
     """A first, a middle and the last block: skipped equals removed; undone equals before, bit for bit."""
     before = server.outputs(prompts)
     assert server.outputs(prompts) == before
     sequences = [server.tokens(prompt) for prompt in prompts]
-    for block in blocks:
+    for block in (0, 3, 5):
         server.set_gates({block: 0.0})
         for tokens in sequences:
             assert largest_difference(server.prompt_logprobs(tokens), reference.logprobs(tokens, block, 0.0)) < 1e-3
@@ -42,38 +52,38 @@ def _check_gates(
     assert server.outputs(prompts) == before
 
 
-def _check_nan(server: VllmServer, prompts: list[str], block: int = 12) -> None:
+def _check_nan(server: VllmServer, prompts: list[str]) -> None:
     """A skipped block full of NaN or Inf leaves no trace, also not in reused KV blocks."""
     healthy = server.outputs(prompts)
-    server.set_gates({block: 0.0})
+    server.set_gates({3: 0.0})
     skipped = server.outputs(prompts)
-    server.set_gates({block: 1.0})
+    server.set_gates({3: 1.0})
     for kind in ("nan", "inf"):
-        fault = server.inject(block=block, tensor="mlp.down_proj", kind=kind, count=100_000)
+        fault = server.inject(block=3, tensor="mlp.down_proj", kind=kind, count=100_000)
         # Logprobs of NaN cannot be written as JSON; vLLM answers without them.
         bad = [server.complete(prompt, logprobs=None)["text"] for prompt in prompts]
         assert bad != [text for text, _, _ in healthy]
-        server.set_gates({block: 0.0})
+        server.set_gates({3: 0.0})
         assert server.outputs(prompts) == skipped
         server.heal(fault)
-        server.set_gates({block: 1.0})
+        server.set_gates({3: 1.0})
     assert server.outputs(prompts) == healthy
 
 
 def test_gates_at_one_within_rounding(
-    compiled: VllmServer, prompts: list[str], smol: Path, test_environment: MakeEnvironment
+    compiled: VllmServer, prompts: list[str], tiny: Path, test_environment: MakeEnvironment
 ) -> None:
     """With all gates at 1, compiled logprobs are within rounding of vLLM without Flipwatch."""
     sequences = [compiled.tokens(prompt) for prompt in prompts]
     ours = [compiled.prompt_logprobs(tokens) for tokens in sequences]
-    with VllmServer(smol, FP32, test_environment(flipwatch=False, **NO_AOT)) as plain:
+    with VllmServer(tiny, FP32, test_environment(flipwatch=False, **NO_AOT)) as plain:
         theirs = [plain.prompt_logprobs(tokens) for tokens in sequences]
     assert max(largest_difference(a, b) for a, b in zip(ours, theirs, strict=True)) < 1e-3
 
 
-def test_compiled_gates(compiled: VllmServer, prompts: list[str], reference: Reference) -> None:
+def test_compiled_gates(compiled: VllmServer, prompts: list[str], tiny_reference: Reference) -> None:
     """Skip and undo in this build's own compiled mode."""
-    _check_gates(compiled, prompts, reference)
+    _check_gates(compiled, prompts, tiny_reference)
 
 
 def test_compiled_nan(compiled: VllmServer, prompts: list[str]) -> None:
@@ -86,12 +96,6 @@ def test_compiled_scan(compiled: VllmServer, prompts: list[str]) -> None:
     tokens = compiled.tokens(prompts[3])
     served = compiled.prompt_logprobs(tokens)
     assert compiled.measure([tokens])["base_nats"][0] == pytest.approx(-sum(served) / len(served), abs=1e-3)
-
-
-@pytest.fixture(scope="module")
-def tiny(smol: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama of 6 layers: these passes take a minute on 30."""
-    return make("llama", smol, tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")
@@ -109,15 +113,19 @@ def stale_cache(tiny: Path, test_environment: MakeEnvironment, tmp_path_factory:
 
 
 def test_stale_cache_does_not_disarm_the_gates(
-    tiny: Path, test_environment: MakeEnvironment, stale_cache: Path, prompts: list[str]
+    tiny: Path,
+    test_environment: MakeEnvironment,
+    stale_cache: Path,
+    prompts: list[str],
+    tiny_reference: Reference,
 ) -> None:
     """After a plain run left its compile cache, gates work all the same, under VLLM_COMPILE's own passes."""
     environment = test_environment("vllm_compile", "inplace_norm", VLLM_CACHE_ROOT=str(stale_cache))
     with VllmServer(tiny, VLLM_COMPILE, environment) as server:
         assert server.facts()["mode"] == "compiled"
         assert server.self_test()["state"] == "passed"
-        _check_gates(server, prompts, Reference(tiny), (0, 3, 5))
-        _check_nan(server, prompts, block=3)
+        _check_gates(server, prompts, tiny_reference)
+        _check_nan(server, prompts)
 
 
 def test_inert_gates_are_seen(tiny: Path, test_environment: MakeEnvironment, stale_cache: Path) -> None:
