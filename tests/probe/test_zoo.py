@@ -68,13 +68,14 @@ def test_family(family: str, zoo: tuple[Path, dict[str, dict[str, Any]]]) -> Non
     nats = [-sum(row) / len(row) for row in result["served"]]
     assert result["one_sequence"]["base_nats"][0] == pytest.approx(nats[0], abs=1e-3)
     if family in UNLIKE_HUGGING_FACE:
-        # One sequence at a time: the measurement is near Hugging Face's, and the gate equals the measurement.
+        # One sequence at a time; the routing flips with the batch, which moves the loss by some thousandths, while
+        # leaving the block out moves it by 0.05.
         alone = result["one_sequence"]["nats"][3]
         for index, alpha in enumerate(result["scan"]["alphas"]):
             expected = reference.logprobs(sequences[0], 3, alpha)
-            assert alone[index][0] == pytest.approx(-sum(expected) / len(expected), abs=0.02)
+            assert alone[index][0] == pytest.approx(-sum(expected) / len(expected), abs=0.01)
         skipped = result["skip_3"][0]
-        assert alone[0][0] == pytest.approx(-sum(skipped) / len(skipped), abs=1e-3)
+        assert alone[0][0] == pytest.approx(-sum(skipped) / len(skipped), abs=0.01)
         return
     assert result["scan"]["base_nats"] == pytest.approx(nats, abs=1e-3)
     for index, alpha in enumerate(result["scan"]["alphas"]):
