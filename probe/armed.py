@@ -2,7 +2,7 @@
 
 import logging
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ class Armed:
         Raises:
             UnsupportedModel: the model cannot be scanned.
         """
-        if self.gates is None or self.refusal is not None:
+        if self.gates is None:
             raise UnsupportedModel(self.refusal or "No gates are installed.")
         if self.scan_refusal is not None:
             raise UnsupportedModel(self.scan_refusal)
@@ -84,7 +84,7 @@ def _arm(model: nn.Module, vllm_config: Any, device: torch.device, boot_id: str)
             with torch.inference_mode():
                 armed.view().check()
         except UnsupportedModel as reason:
-            return Armed(boot_id, model, vllm_config, device, stack, gates, forms, scan_refusal=str(reason))
+            return replace(armed, scan_refusal=str(reason))
     return armed
 
 

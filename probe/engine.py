@@ -57,10 +57,8 @@ class Engine:
         async with self._one_rpc:
             # The gates of a sleeping server lie in memory that is not mapped, and a paused one may be in the middle of
             # a weight update.  Our own pause is neither.
-            if not self._changing and await self._client.is_sleeping():
-                raise ProbeError(
-                    503, "Asleep", "vLLM is asleep, or paused by somebody else; nothing is read or changed."
-                )
+            if not self._changing:
+                await self._refuse_asleep()
             # No timeout: it would kill the engine.
             raw = await self._client.collective_rpc(RPC, args=(call, operation, payload))
         if not raw or any(not isinstance(reply, dict) or reply.get("call") != call for reply in raw):
@@ -109,10 +107,13 @@ class Engine:
         finally:
             self._changing = False
 
-    @asynccontextmanager
-    async def _paused(self) -> AsyncIterator[None]:
+    async def _refuse_asleep(self) -> None:
         if await self._client.is_sleeping():
             raise ProbeError(503, "Asleep", "vLLM is asleep, or paused by somebody else; nothing is read or changed.")
+
+    @asynccontextmanager
+    async def _paused(self) -> AsyncIterator[None]:
+        await self._refuse_asleep()
         try:
             # keep: requests stay queued.  clear_cache: running ones are preempted and recomputed, every cache is reset.
             await self._client.pause_generation(mode="keep", clear_cache=True)

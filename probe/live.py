@@ -42,7 +42,7 @@ class LiveServer:
         first = replies[0].result
         for rank, result in replies[1:]:
             for field in ("num_blocks", "refusal", "scan_refusal", "layer_class", "mode"):
-                if result[field] != first[field] and first["pipeline_parallel_size"] == 1:
+                if result[field] != first[field]:
                     raise ProbeError(502, "A rank failed", f"Rank {rank} disagrees with rank 0 about {field}.")
         refusal = first["refusal"]
         gates = [] if refusal else _merge_gates(replies, first["num_blocks"])
