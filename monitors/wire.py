@@ -22,13 +22,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from .faults import FaultKind as FaultKind
+from .strict import Wire as Wire
+
 PREFIX = "/flipwatch/v1"
-
-
-class Wire(BaseModel):
-    """Strict and closed: an unknown field or a wrong type is an error on both sides."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 class Problem(BaseModel):
@@ -55,18 +52,6 @@ class SelfTest(Wire):
 
     state: SelfTestState = Field(strict=False)
     reason: str
-
-
-class FaultKind(StrEnum):
-    """How values are damaged."""
-
-    BURST = "burst"
-    """`count` random values become large (64 times the tensor's largest magnitude, random sign)."""
-    BIT = "bit"
-    """The top exponent bit of `count` random values flips."""
-    NAN = "nan"
-    INF = "inf"
-    ZEROS = "zeros"
 
 
 class FaultOrder(Wire):
