@@ -1,7 +1,7 @@
 """The two halves of a monitor, and all that it may see of a live model."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel
@@ -10,6 +10,8 @@ from .finding import Finding
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from .alpha_scan.profile import Profile
 
 
 class ModelView(Protocol):
@@ -75,6 +77,13 @@ class Monitor(ABC, Generic[P, R, F]):
         value.  Which units are done must not depend on the clock, nor on a value that differs between ranks.
         """
 
+    def next_plan(self, order: P, readings: Sequence[R]) -> P | None:
+        """The plan to measure next, given what was ordered and the readings so far; None when all is measured.
+
+        Judgement: pure, runs in the service.  A monitor that measures once need not say anything.
+        """
+        return None if readings else order
+
     @abstractmethod
-    def judge(self, reading: R) -> F:
-        """Judgement.  Pure: no clock, no I/O, no torch.  Runs in the service."""
+    def judge(self, readings: Sequence[R], profile: "Profile | None" = None) -> F:
+        """Judgement of all readings of one order.  Pure: no clock, no I/O, no torch.  Runs in the service."""

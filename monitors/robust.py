@@ -26,8 +26,8 @@ def median_and_mad(scores: Sequence[float]) -> tuple[float, float]:
     return median, float(np.median(np.abs(values - median)))
 
 
-def robust_z(scores: Sequence[float | None]) -> list[float | None]:
-    """`(s - median) / max(1.4826 * MAD, RESOLUTION)` of each score, over the scores that are there.
+def robust_z(scores: Sequence[float | None], resolution: float = RESOLUTION) -> list[float | None]:
+    """`(s - median) / max(1.4826 * MAD, resolution)` of each score, over the scores that are there.
 
     `None` stays `None` and takes no part.  With fewer than `MIN_SCORES` scores every z is `None`.
     """
@@ -35,5 +35,5 @@ def robust_z(scores: Sequence[float | None]) -> list[float | None]:
     if len(present) < MIN_SCORES:
         return [None] * len(scores)
     median, mad = median_and_mad(present)
-    scale = max(MAD_TO_SIGMA * mad, RESOLUTION)
+    scale = max(MAD_TO_SIGMA * mad, resolution)
     return [None if score is None else (score - median) / scale for score in scores]

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..monitors.alpha_scan import AlphaScanPlan
+from ..monitors.alpha_scan import AlphaScanPlan, Profile
+from ..monitors.finding import Finding
 from ..monitors.monitor import Monitor
 from ..monitors.validation import ValidationItem
 
@@ -26,6 +27,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 P = TypeVar("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Finding)
 
 
 class LocalView:
@@ -179,6 +181,26 @@ def run_measurement(
                 reading: R = end.value
                 return reading
             on_step()
+
+
+def run_scan(
+    view: LocalView,
+    monitor: Monitor[P, R, F],
+    order: P,
+    profile: Profile | None = None,
+    on_plan: Callable[[P, int], None] = lambda plan, steps: None,
+    on_step: Callable[[], None] = lambda: None,
+) -> tuple[F, list[R]]:
+    """Measure all that an order leads to, and judge it.
+
+    `on_plan` is called with each plan and its number of steps, `on_step` after each of them.  Raises `ValueError` for a plan
+    that does not fit the model.
+    """
+    readings: list[R] = []
+    while (plan := monitor.next_plan(order, readings)) is not None:
+        on_plan(plan, monitor.steps(plan, view.num_blocks))
+        readings.append(run_measurement(view, monitor, plan, on_step))
+    return monitor.judge(readings, profile), readings
 
 
 def make_plan(

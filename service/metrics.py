@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from .. import __version__
-from ..monitors.alpha_scan import AlphaScan, AlphaScanFinding
+from ..monitors.alpha_scan import AlphaScan, AlphaScanFinding, Thresholds
 from ..monitors.finding import Health
 from .alerts import NAMES, Alerts
 from .live import Live
@@ -31,8 +31,7 @@ class SidecarCollector(Collector):
         live: Live,
         alerts: Alerts,
         *,
-        tau: float,
-        min_gain_nats: float,
+        thresholds: Thresholds,
         open_mitigations: Callable[[], Iterable[MitigationRecord]],
         mitigations_done: Callable[[], Mapping[MitigationAction, int]],
         mitigations_failed: Callable[[], Mapping[MitigationAction, int]],
@@ -40,8 +39,7 @@ class SidecarCollector(Collector):
     ) -> None:
         self._live = live
         self._alerts = alerts
-        self._tau = tau
-        self._min_gain_nats = min_gain_nats
+        self._thresholds = thresholds
         self._open_mitigations = open_mitigations
         self._mitigations_done = mitigations_done
         self._mitigations_failed = mitigations_failed
@@ -126,12 +124,12 @@ class SidecarCollector(Collector):
             labels=["score"],
         )
         for which in SCORES:
-            threshold.add_metric([which], self._tau)
+            threshold.add_metric([which], self._thresholds.tau)
         yield threshold
         yield GaugeMetricFamily(
             "flipwatch_skip_gain_threshold_nats",
             "Skip gain from which the block with the largest one is flagged, whatever its z.",
-            value=self._min_gain_nats,
+            value=self._thresholds.min_gain_nats,
         )
         gate = GaugeMetricFamily(
             "flipwatch_block_gate",
@@ -254,8 +252,7 @@ def registry(sidecar: Sidecar) -> CollectorRegistry:
         SidecarCollector(
             sidecar.live,
             sidecar.alerts,
-            tau=sidecar.settings.alpha_scan.tau,
-            min_gain_nats=sidecar.settings.alpha_scan.min_gain_nats,
+            thresholds=sidecar.settings.alpha_scan,
             open_mitigations=sidecar.store.open_mitigations,
             mitigations_done=lambda: sidecar.mitigator.done,
             mitigations_failed=lambda: sidecar.mitigator.failed,

@@ -153,10 +153,10 @@ class Runner:
         await self.interrupt("A mitigation took the engine; a new scan follows.")
         async with self._engine:
             try:
-                reading = await self._measure([], duty=1.0)
+                (reading,) = await self._measure([], duty=1.0)
             except (ScanError, VllmError, ValidationSetError) as error:
                 raise LossUnavailable(str(error)) from error
-        finding = self._monitor.judge(reading)
+        finding = self._monitor.judge([reading])
         if finding.base_loss_nats is None and not reading.scored_tokens:
             raise LossUnavailable("Nothing was measured.")
         return finding.base_loss_nats
@@ -165,13 +165,13 @@ class Runner:
         log = _log.bind(scan_id=record.id)
         self._live.scans += 1
         started = time.monotonic()
-        reading: AlphaScanReading | None = None
+        readings: list[AlphaScanReading] = []
         error: str | None = None
         try:
             async with self._engine:
                 self._keep(record.model_copy(update={"state": ScanState.RUNNING}))
-                reading = await self._measure(alphas(grid or self._settings.grid), duty=self._settings.duty)
-            finding = self._as_offered(self._monitor.judge(reading))
+                readings = await self._measure(alphas(grid or self._settings.grid), duty=self._settings.duty)
+            finding = self._as_offered(self._monitor.judge(readings))
         except asyncio.CancelledError as cancelled:
             self._interrupted(self._current(record), str(cancelled) or "The sidecar was stopped.")
             raise
@@ -187,12 +187,12 @@ class Runner:
         else:
             self._live.scan_failures += 1
             finding = Finding(monitor=self._monitor.name, health=Health.UNKNOWN, reason=error)
-        kept = self._conclude(self._current(record), finding, reading, error)
+        kept = self._conclude(self._current(record), finding, readings, error)
         log.info("scan ended", health=finding.health.value, reason=finding.reason)
         await self._told(finding, kept)
 
     def _conclude(
-        self, record: ScanRecord, finding: Finding, reading: AlphaScanReading | None, error: str | None
+        self, record: ScanRecord, finding: Finding, readings: list[AlphaScanReading], error: str | None
     ) -> FindingRecord:
         """Show and store the outcome."""
         kept = FindingRecord(
@@ -207,7 +207,7 @@ class Runner:
         state = ScanState.DONE if error is None else ScanState.FAILED
         finding_id: str | None = kept.id
         try:
-            self._store.add_finding(kept, None if reading is None else reading.model_dump(mode="json"))
+            self._store.add_finding(kept, [reading.model_dump(mode="json") for reading in readings])
         except StoreError as full:
             _log.error("finding not stored", reason=str(full))
             finding_id, error = None, error or str(full)
@@ -223,10 +223,10 @@ class Runner:
             update={"action": Action.INVESTIGATE, "reason": f"{finding.reason}; no skip is offered: {refusal}"}
         )
 
-    # One measurement
+    # Measuring
 
-    async def _measure(self, grid: list[float], *, duty: float) -> AlphaScanReading:
-        """Order, advance to the end, check that it was one model all the time."""
+    async def _measure(self, grid: list[float], *, duty: float) -> list[AlphaScanReading]:
+        """One plan after the other, until the monitor wants no more; checks that it was one model all the time."""
         facts = await self._watcher.look()
         if facts.scan_refusal is not None:
             raise ScanError(f"This model cannot be scanned: {facts.scan_refusal}")
@@ -235,37 +235,46 @@ class Runner:
         # vLLM's own limit for one step holds for a block call too, which takes a sequence at all alphas at once.
         longest = facts.max_tokens // max(1, len(grid))
         tokens, scored_from = await self._validation.sequences(self._live.model_name, longest)
-        plan = AlphaScanPlan(
+        order = AlphaScanPlan(
             alphas=grid,
             tokens=tokens,
             scored_from=scored_from,
             tokens_per_step=min(_TOKENS_PER_STEP, facts.max_tokens),
         )
+        readings: list[AlphaScanReading] = []
+        while (plan := self._monitor.next_plan(order, readings)) is not None:
+            readings.append(await self._reading(plan, facts, duty))
+        after = await self._watcher.look()
+        if after.boot_id != facts.boot_id:
+            raise ModelChanged("vLLM was restarted while it was measured.")
+        if after.gates != facts.gates or after.faults != facts.faults:
+            raise ModelChanged("The model was changed while it was measured.")
+        return readings
+
+    async def _reading(self, plan: AlphaScanPlan, facts: ModelFacts, duty: float) -> AlphaScanReading:
+        """Order one plan and advance it to the end."""
         order = MeasureOrder(monitor=self._monitor.name, plan=plan.model_dump(mode="json"))
         try:
             progress = await self._probe.order(order)
         except ProbeRefused as refused:
             raise ScanError(f"The probe refused the scan (HTTP {refused.status}): {refused.detail}") from refused
         try:
-            reading = await self._advance(progress, duty)
+            return AlphaScanReading.model_validate(await self._advance(progress, duty))
         except ProbeRefused as refused:
             raise await self._explained(refused, facts) from refused
-        after = await self._watcher.look()
-        if after.boot_id != facts.boot_id:
-            raise ModelChanged("vLLM was restarted while it was measured.")
-        return AlphaScanReading.model_validate(reading)
 
     async def _advance(self, progress: Progress, duty: float) -> dict[str, Any]:
         """All parts of an ordered measurement; its reading."""
         pace = Pace(self._settings.part_budget_ms / 1000.0, duty)
+        before = 0 if self._progress is None else self._progress.steps_done
         try:
-            self._note(progress)
+            self._note(progress, before)
             while progress.reading is None:
                 done, asked_at = progress.steps_done, time.monotonic()
                 progress = await self._probe.advance(progress.id, pace.steps)
                 wall = time.monotonic() - asked_at
                 self._live.scan_parts += 1
-                self._note(progress)
+                self._note(progress, before)
                 if progress.reading is None and progress.steps_done <= done:
                     raise ScanError(f"The probe made no progress after step {done} of {progress.steps_total}.")
                 pace.observe(progress.steps_done - done, progress.seconds)
@@ -289,11 +298,12 @@ class Runner:
 
     # Book-keeping
 
-    def _note(self, progress: Progress) -> None:
+    def _note(self, progress: Progress, before: int) -> None:
+        """The record counts all plans of a scan; how many there will be is not known before."""
         self._live.engine_held_seconds += progress.seconds
         if self._progress is not None and self._progress.state is ScanState.RUNNING:
             self._progress = self._progress.model_copy(
-                update={"steps_done": progress.steps_done, "steps_total": progress.steps_total}
+                update={"steps_done": before + progress.steps_done, "steps_total": before + progress.steps_total}
             )
 
     def _interrupted(self, record: ScanRecord, why: str) -> None:

@@ -127,6 +127,12 @@ class BlockView(View):
     slope_z: float | None = None
     skip_gain_z: float | None = None
     largest_deviation_z: float | None = None
+    bss_profile_z: float | None = Field(default=None, description="Against the block's own value in the clean profile.")
+    slope_profile_z: float | None = None
+    skip_gain_profile_z: float | None = None
+    largest_deviation_profile_z: float | None = None
+    skip_gain_t: float | None = Field(default=None, description="Skip gain over its standard error.")
+    curve: list[tuple[float, float | None]] = Field(default=[], description="(alpha, mean loss in nats) as measured.")
 
 
 class CallerView(View):

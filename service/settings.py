@@ -26,6 +26,7 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
+from ..monitors.alpha_scan import Strategy, Thresholds
 from .connection import without_userinfo
 from .settings_loading import (
     CONFIG_VARIABLE,
@@ -90,6 +91,10 @@ class ScanSettings(Section):
     every_minutes: float | None = Field(default=60.0, gt=0, le=MOST_MINUTES)
     every_requests: int | None = Field(default=None, ge=1, le=MOST)
     grid: Literal["quick", "full"] | list[Annotated[float, Field(ge=0.0, le=2.0)]] = "quick"
+    strategy: Annotated[Strategy, Field(strict=False)] = Strategy.PLAIN
+    """How the first round of a scan saves work."""
+    max_faults: int = Field(default=3, ge=1, le=MOST)
+    """So many harmful blocks are looked for at most, one after the other."""
     part_budget_ms: float = Field(default=50.0, gt=0, le=60_000)
     """Time that one part of a scan may hold the engine."""
     duty: float = Field(default=0.25, gt=0.0, le=1.0)
@@ -113,11 +118,8 @@ class ValidationSettings(Section):
     score: Literal["all", "answer"] = "all"
 
 
-class AlphaScanSettings(Section):
+class AlphaScanSettings(Section, Thresholds):
     """Thresholds of the alpha-scan."""
-
-    tau: float = Field(default=6.0, gt=0)
-    min_gain_nats: float = Field(default=0.05, ge=0)
 
 
 class AlertSettings(Section):

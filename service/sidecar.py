@@ -54,7 +54,7 @@ class Sidecar:
         )
         self.runner = Runner(
             settings.scan,
-            AlphaScan(settings.alpha_scan.tau, settings.alpha_scan.min_gain_nats),
+            AlphaScan(settings.alpha_scan, settings.scan.strategy, settings.scan.max_faults),
             live=self.live,
             store=self.store,
             probe=self.probe,

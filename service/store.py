@@ -150,9 +150,9 @@ class Store:
         rows = self._all("SELECT body FROM scans WHERE state NOT IN ('done', 'failed') ORDER BY created_at, rowid")
         return [ScanRecord.model_validate_json(row) for row in rows]
 
-    def add_finding(self, finding: FindingRecord, reading: dict[str, Any] | None = None) -> None:
-        """Keep a finding, with the reading that it was judged from."""
-        text = None if reading is None else json.dumps(reading, allow_nan=False, separators=(",", ":"))
+    def add_finding(self, finding: FindingRecord, readings: list[dict[str, Any]] | None = None) -> None:
+        """Keep a finding, with the readings that it was judged from."""
+        text = None if not readings else json.dumps(readings, allow_nan=False, separators=(",", ":"))
         with self._transaction() as db:
             db.execute(
                 "INSERT INTO findings VALUES (?, ?, ?, ?, ?, ?)",
@@ -176,13 +176,13 @@ class Store:
         )
         return [FindingRecord.model_validate_json(row) for row in rows]
 
-    def reading(self, finding_id: str) -> dict[str, Any] | None:
-        """The reading behind a finding; None when there was none or it had to go to save space."""
+    def readings(self, finding_id: str) -> list[dict[str, Any]] | None:
+        """The readings behind a finding; None when there were none or they had to go to save space."""
         row = self._one("SELECT reading FROM findings WHERE id = ?", finding_id)
         if row is None:
             return None
-        reading: dict[str, Any] = json.loads(row)
-        return reading
+        readings: list[dict[str, Any]] = json.loads(row)
+        return readings
 
     # Mitigations and the audit log
 

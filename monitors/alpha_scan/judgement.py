@@ -1,0 +1,284 @@
+"""The judgement half of the alpha-scan: from the readings of one scan to a finding.
+
+A scan has rounds: each measures the model without the blocks that the rounds before have flagged.  In each round are
+flagged, by the rule named *harm*,
+
+- the block with the largest skip gain, when that is at least `min_gain_nats` and at least `min_gain_t` standard errors;
+- blocks whose output is not finite;
+- blocks that explode, when the loss without them is lower;
+- the block without which a loss that is not finite becomes finite.
+
+The natural reference of the skip gain is 0: a healthy block costs something to leave out.  A z over the blocks cannot
+replace it, because healthy blocks cost very different amounts.  Only one block is flagged by its gain in each round: a strong
+fault makes other blocks look harmful as well (a neighbour that amplifies the damage), and the next round shows
+whether they are.
+
+The rule named *drift* needs a clean profile: the base loss is compared with its healthy value, sequence by sequence.
+It sees what harms the model anywhere, the embedding and the head included, and names no block.
+
+BSS z > tau flags nothing, with a profile or without (`docs/decisions/0005`, `0008`).
+"""
+
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ..finding import Action, Finding, Health, Place
+from .profile import Profile
+from .reading import AlphaScanReading, rounds
+from .scores import BlockScore, mean, paired_t, scores
+
+
+class Thresholds(BaseModel):
+    """From where on a number counts.  Defaults are chosen by the figures in `docs/detection`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    tau: float = Field(default=6.0, gt=0)
+    """A z over this stands out."""
+    min_gain_nats: float = Field(default=0.05, ge=0)
+    """Rule harm: leaving a harmful block out wins at least so much."""
+    min_gain_t: float = Field(default=3.0, ge=0)
+    """Rule harm: and at least so many standard errors of the gain."""
+    min_drift_nats: float = Field(default=0.05, ge=0)
+    """Rule drift: a damaged model's loss is at least so far above its healthy value."""
+    min_drift_t: float = Field(default=3.0, ge=0)
+    """Rule drift: and at least so many standard errors."""
+
+
+class AlphaScanFinding(Finding):
+    """The judgement, with every number it rests on."""
+
+    base_loss_nats: float | None
+    """Mean loss per scored token as served; None = not finite, or no data."""
+    predicted_loss_nats: float | None = None
+    """The same with the flagged blocks left out, as measured inside the scan; None when nothing is flagged."""
+    drift_nats: float | None = None
+    """Base loss above its healthy value; None without a profile."""
+    drift_t: float | None = None
+    """Drift over its standard error."""
+    profile_recorded_at: float | None = None
+    """Which clean profile was used: UTC epoch seconds of its recording; None: none."""
+    thresholds: Thresholds
+    blocks: tuple[BlockScore, ...]
+    left_out: tuple[int, ...] = ()
+    """Blocks without which `blocks` were scored, since there are no curves with them."""
+    flagged: tuple[int, ...]
+    gates: tuple[float, ...]
+    sequences: int = 0
+    passes: float = 0.0
+    """Forward-pass equivalents that the scan took, all rounds together."""
+
+
+def judge(
+    readings: Sequence[AlphaScanReading], thresholds: Thresholds, profile: Profile | None = None
+) -> AlphaScanFinding:
+    """Score all blocks, flag those that do harm, and say why in one sentence.  `readings` has at least one."""
+    models = rounds(readings)
+    served = models[0]
+    base = mean(served.base_nats, served.scored_tokens)
+    places: dict[int, Place] = {}
+    shadows: list[BlockScore] = []
+    for number, model in enumerate(models):
+        if not places.keys() >= set(model.left_out):
+            # Left out on a suspicion that did not hold.
+            continue
+        found, shadows = _flags(model, models[number + 1] if number + 1 < len(models) else None, thresholds)
+        places |= {place.block: place for place in found if place.block not in places}
+    shown = next((model for model in models if any(model.nats)), served)
+    blocks = [
+        score.model_copy(update={"flagged": score.block in places})
+        for score in scores(shown, None if shown.left_out else profile)
+    ]
+    drift = None if profile is None else _drift(served, profile)
+    flagged = tuple(sorted(places))
+    health, reason = _verdict(served, base, blocks, [places[block] for block in flagged], drift, thresholds)
+    reason += "".join(_notes(blocks, shadows if flagged else [], shown, thresholds, drift, profile))
+    action = Action.NONE
+    if health is Health.FAILED:
+        action = Action.SKIP if flagged else Action.INVESTIGATE
+    return AlphaScanFinding(
+        monitor="alpha_scan",
+        health=health,
+        reason=reason,
+        places=tuple(places[block] for block in flagged),
+        action=action,
+        base_loss_nats=base,
+        predicted_loss_nats=_predicted(models, flagged),
+        drift_nats=None if drift is None else drift[0],
+        drift_t=None if drift is None else drift[1],
+        profile_recorded_at=None if profile is None else profile.recorded_at,
+        thresholds=thresholds,
+        blocks=tuple(blocks),
+        left_out=tuple(shown.left_out),
+        flagged=flagged,
+        gates=tuple(served.gates),
+        sequences=len(served.base_nats),
+        passes=sum(model.passes for model in models),
+    )
+
+
+def flagged_in(model: AlphaScanReading, after: AlphaScanReading | None, thresholds: Thresholds) -> list[int]:
+    """Blocks that one round flags; `after` is the round without them, if there is one."""
+    return [place.block for place in _flags(model, after, thresholds)[0]]
+
+
+def _flags(
+    model: AlphaScanReading, after: AlphaScanReading | None, thresholds: Thresholds
+) -> tuple[list[Place], list[BlockScore]]:
+    """What one round flags, and blocks that look harmful but may only be in the shadow of those."""
+    base = mean(model.base_nats, model.scored_tokens)
+    where = f" (with {_names(model.left_out)} left out)" if model.left_out else ""
+    found = [
+        Place(block=block, reason=f"block {block}: its output is not finite where its input was{where}")
+        for block in model.nonfinite_blocks
+    ]
+    without = None if after is None else mean(after.base_nats, after.scored_tokens)
+    if after is None or base is None or (without is not None and without < base):
+        found += [
+            Place(block=block, reason=f"block {block}: it explodes, adding far more than the stream holds{where}")
+            for block in model.exploding_blocks
+        ]
+    if found or model.group > 1:
+        return found, []
+    if base is None:
+        return _ways_out(model, where), []
+    harmful = [score for score in scores(model) if is_harmful(score, thresholds)]
+    harmful.sort(key=lambda score: -(score.skip_gain or 0.0))
+    for score in harmful[:1]:
+        numbers = f"{score.skip_gain:.3f} nats lower (t {_number(score.skip_gain_t)}, z {_number(score.skip_gain_z)})"
+        found.append(Place(block=score.block, reason=f"block {score.block}: without it the loss is {numbers}{where}"))
+    return found, harmful[1:]
+
+
+def is_harmful(score: BlockScore, thresholds: Thresholds) -> bool:
+    """The rule harm for one block.  A gain without a standard error proves nothing."""
+    gain, t = score.skip_gain, score.skip_gain_t
+    return (
+        gain is not None and t is not None and gain > 0 and gain >= thresholds.min_gain_nats
+    ) and t >= thresholds.min_gain_t
+
+
+def _ways_out(model: AlphaScanReading, where: str) -> list[Place]:
+    """The block without which a loss that is not finite becomes finite, and lowest."""
+    losses = [(mean(model.at(block, 0.0), model.scored_tokens), block) for block in range(len(model.nats))]
+    finite = [(loss, block) for loss, block in losses if loss is not None]
+    if not finite:
+        return []
+    loss, block = min(finite)
+    return [Place(block=block, reason=f"block {block}: the loss is finite only without it, {loss:.3f} nats{where}")]
+
+
+def _predicted(models: Sequence[AlphaScanReading], flagged: tuple[int, ...]) -> float | None:
+    """The loss without the flagged blocks, from the round that left them out or the skip that flagged the last one."""
+    if not flagged:
+        return None
+    for model in reversed(models):
+        if tuple(model.left_out) == flagged:
+            return mean(model.base_nats, model.scored_tokens)
+    last = models[-1]
+    missing = set(flagged) - set(last.left_out)
+    if len(missing) == 1 and set(last.left_out) < set(flagged):
+        return mean(last.at(missing.pop(), 0.0), last.scored_tokens)
+    return None
+
+
+def _drift(served: AlphaScanReading, profile: Profile) -> tuple[float, float] | None:
+    """Base loss above the profile's on the same sequences, and that over its standard error."""
+    start = served.first_sequence
+    healthy = profile.base_nats[start : start + len(served.base_nats)]
+    if len(healthy) < len(served.base_nats):
+        return None
+    return paired_t(served.base_nats, healthy, served.scored_tokens)
+
+
+def _drifts(drift: tuple[float, float] | None, thresholds: Thresholds) -> bool:
+    return drift is not None and drift[0] >= thresholds.min_drift_nats and drift[1] >= thresholds.min_drift_t
+
+
+def _verdict(
+    served: AlphaScanReading,
+    base: float | None,
+    blocks: list[BlockScore],
+    places: list[Place],
+    drift: tuple[float, float] | None,
+    thresholds: Thresholds,
+) -> tuple[Health, str]:
+    """Health and the first half of the sentence."""
+    tokens = sum(served.scored_tokens)
+    if not tokens:
+        return Health.UNKNOWN, "no sequences were measured"
+    measured = sum(1 for block in blocks if block.curve)
+    over = f"{tokens} tokens in {len(served.base_nats)} sequences"
+    gated = _gated(served.gates)
+    reasons = "; ".join(place.reason for place in places)
+    if base is None:
+        start = f"{gated}the loss over {over} is not finite"
+        return Health.FAILED, f"{start}; {reasons}" if places else (
+            f"{start}, and none of {measured} blocks measured is the only cause"
+        )
+    start = f"{gated}base loss {base:.3f} nats over {over}"
+    if places:
+        return Health.FAILED, f"{start}; {reasons}"
+    if _drifts(drift, thresholds) and not any(gate != 1.0 for gate in served.gates):
+        return Health.FAILED, f"{start}; none of {measured} blocks does harm that a skip would undo"
+    best = max((s for s in blocks if s.skip_gain is not None), key=lambda s: s.skip_gain or 0.0, default=None)
+    if best is None or best.skip_gain is None:
+        return Health.UNKNOWN, f"{start}; no block can be judged: {measured} measured at alphas {served.alphas}"
+    if best.skip_gain_t is None and best.skip_gain >= thresholds.min_gain_nats:
+        return Health.UNKNOWN, (
+            f"{start}; block {best.block} looks harmful ({best.skip_gain:+.3f} nats), but one sequence proves nothing"
+        )
+    sentence = (
+        f"{start}; none of {measured} blocks does harm; strongest by skip gain is block {best.block} "
+        f"({best.skip_gain:+.3f} nats, t {_number(best.skip_gain_t)}, z {_number(best.skip_gain_z)})"
+    )
+    return (Health.DEGRADED if gated else Health.OK), sentence
+
+
+def _notes(
+    blocks: list[BlockScore],
+    shadows: list[BlockScore],
+    shown: AlphaScanReading,
+    thresholds: Thresholds,
+    drift: tuple[float, float] | None,
+    profile: Profile | None,
+) -> list[str]:
+    """What else the sentence says: the published score, shadows, and which claims rest on a clean profile."""
+    notes = []
+    best = max((s for s in blocks if s.bss is not None), key=lambda s: s.bss or 0.0, default=None)
+    if best is not None:
+        over = best.bss_z is not None and best.bss_z > thresholds.tau and not best.flagged
+        alone = f", over tau {thresholds.tau:g}, which alone is no alarm" if over else ""
+        notes.append(f"; by BSS block {best.block} ({best.bss:.3f} nats, z {_number(best.bss_z)}{alone})")
+    if shadows:
+        named = ", ".join(f"block {score.block} ({score.skip_gain:+.3f})" for score in shadows)
+        notes.append(f"; also better without {named}, perhaps by the same fault")
+    if profile is None:
+        notes.append("; no clean profile was used")
+    elif drift is not None:
+        moved = max(
+            (s for s in blocks if s.bss_profile_z is not None), key=lambda s: s.bss_profile_z or 0.0, default=None
+        )
+        most = (
+            "" if moved is None else f", most changed by BSS is block {moved.block} (z {_number(moved.bss_profile_z)})"
+        )
+        notes.append(f"; against the clean profile the loss is {drift[0]:+.3f} nats (t {_number(drift[1])}){most}")
+    return notes
+
+
+def _gated(gates: Sequence[float]) -> str:
+    """`serving without block 4; ` or nothing."""
+    skipped = [f"block {block}" for block, gate in enumerate(gates) if gate == 0.0]
+    scaled = [f"block {block} at alpha {gate:g}" for block, gate in enumerate(gates) if gate not in (0.0, 1.0)]
+    parts = [f"without {', '.join(skipped)}"] * bool(skipped) + [f"with {', '.join(scaled)}"] * bool(scaled)
+    return f"serving {' and '.join(parts)}; " if parts else ""
+
+
+def _names(blocks: Sequence[int]) -> str:
+    return ", ".join(f"block {block}" for block in blocks)
+
+
+def _number(value: float | None) -> str:
+    """Too few blocks have no z, one sequence has no t."""
+    return "unknown" if value is None else f"{value:.1f}"
