@@ -18,11 +18,11 @@ the ranks disagree; 503 vLLM is starting, asleep, or paused by somebody else.
 """
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from .faults import FaultKind as FaultKind
+from .faults import FaultKind, FaultSpec
 from .strict import Wire as Wire
 
 PREFIX = "/flipwatch/v1"
@@ -54,27 +54,34 @@ class SelfTest(Wire):
     reason: str
 
 
-class FaultOrder(Wire):
-    """Damage `count` values of one tensor of one block, in memory only; undoable."""
+class FaultOrder(FaultSpec):
+    """Damage one tensor of a block, or one outside the blocks, in memory only; undoable."""
 
-    block: int = Field(ge=0)
     tensor: str
-    """Name inside the block as the checkpoint or vLLM calls it, e.g. `mlp.up_proj` or `up_proj.weight`."""
-    kind: FaultKind = Field(strict=False)
-    count: int = Field(default=18, ge=1)
-    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Name inside the block as the checkpoint or vLLM calls it, e.g. `mlp.up_proj` or `up_proj.weight`; without a
+    block, of the embedding, the final norm or the head, e.g. `lm_head`, or a full name, e.g. as a search found it."""
+    block: int | None = Field(default=None, ge=0)
+    """None: outside the blocks, or the full name says it."""
+    source: str | None = None
+    """Only for a stale page: the other tensor, named in the same way, in the same block or by its full name."""
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
+        if (self.source is not None) != (self.kind is FaultKind.STALE):
+            raise ValueError("kind stale needs a source, the tensor that the page comes from, and no other takes one")
+        return self
 
 
-class Fault(Wire):
-    """A fault that stands now."""
+class Fault(FaultOrder):
+    """A fault that stands now: what was ordered, but `count` is how many values it damaged."""
 
     id: str
-    block: int
     tensor: str
     """The live parameter's full name."""
-    kind: FaultKind = Field(strict=False)
-    count: int
-    seed: int
+    source: str | None = None
+    """As `tensor`."""
+    shared_with: list[str]
+    """Other names of the same memory, damaged as well: a head that is tied to the embedding."""
 
 
 class ModelFacts(Wire):

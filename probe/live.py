@@ -2,6 +2,7 @@
 
 import asyncio
 import uuid
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -132,7 +133,14 @@ class LiveServer:
         """Damage a tensor on every rank that holds a part of it."""
 
         async def damage() -> list[Reply]:
-            return await self._engine.call("add_fault", id=id, order=order.model_dump(mode="json"))
+            try:
+                return await self._engine.call("add_fault", id=id, order=order.model_dump(mode="json"))
+            except ProbeError as error:
+                # All or nothing: the ranks that did it take it back, those that did not have nothing to take back.
+                if error.problem.status == 502:
+                    with suppress(ProbeError):
+                        await self._engine.call("remove_fault", id=id)
+                raise
 
         replies, _ = await self._engine.change(damage)
         return Fault.model_validate(replies[0].result["fault"])

@@ -17,8 +17,9 @@ from ..monitors.wire import FaultOrder
 from . import armed as armed_module
 from . import switches
 from .armed import Armed
-from .faults import Faults, UnknownTensor
+from .faults import Faults, find_target
 from .gate_trial import try_gates
+from .live_tensor import UnknownTensor
 from .stack import UnsupportedModel
 
 RPC = "flipwatch_rpc"
@@ -186,20 +187,26 @@ class WorkerProbe:
             raise Refused(403, "Fault injection is off on this server; start vLLM with FLIPWATCH_FAULTS=1 to allow it.")
         armed = _served()
         wanted = FaultOrder.model_validate(order)
-        if wanted.block not in armed.stack.layers:
-            raise Refused(404, f"Block {wanted.block} does not exist; this model has {armed.stack.num_blocks} blocks.")
+        ranks = armed.vllm_config.parallel_config.tensor_parallel_size
+        if wanted.flips is not None and ranks > 1:
+            raise Refused(501, f"Flips name values of whole tensors, and this server holds them in {ranks} shards.")
         try:
-            fault = self._faults.add(id, wanted, armed.model, armed.stack)
+            target, source = find_target(wanted, armed.model, armed.stack)
         except UnknownTensor as error:
             raise Refused(404, str(error)) from None
+        # Counted whether it works or not: ranks that refuse must not go on with a measurement that others drop.
         self._version += 1
+        try:
+            fault = self._faults.add(id, wanted, target, source)
+        except ValueError as error:
+            raise Refused(422, str(error)) from None
         return {"fault": fault.model_dump(mode="json")}
 
     def remove_fault(self, id: str) -> dict[str, Any]:
         """Put the damaged values back, bit for bit.  The scheduler is paused."""
+        self._version += 1
         if not self._faults.remove(id):
             raise Refused(404, f"There is no fault {id}.")
-        self._version += 1
         return {}
 
     def _check_size(self, plan: Any, armed: Armed) -> None:

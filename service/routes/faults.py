@@ -22,7 +22,7 @@ async def list_faults(sidecar: TheSidecar, _: Admin) -> list[Fault]:
 
 @router.post("", operation_id="injectFault", status_code=201, responses=_RESPONSES)
 async def inject_fault(sidecar: TheSidecar, caller: Admin, response: Response, order: FaultOrder) -> Fault:
-    """Damage values of one tensor of one block, in memory only."""
+    """Damage one tensor of a block, or one outside the blocks, in memory only."""
     _check_switch(sidecar)
     fault = await sidecar.probe.inject(order)
     _record(sidecar, caller.name, "fault injected", fault.model_dump(mode="json"))

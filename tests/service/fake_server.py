@@ -323,18 +323,19 @@ class FakeServer:
         def inject(fault: FaultOrder) -> Response:
             if not self.faults_enabled:
                 return _problem(403, "Faults are off: start vLLM with FLIPWATCH_FAULTS=1.")
-            if fault.block >= self.num_blocks:
+            if fault.block is not None and fault.block >= self.num_blocks:
                 return _problem(404, f"The model has {self.num_blocks} blocks.")
-            made = Fault(
-                id=uuid.uuid4().hex,
-                block=fault.block,
-                tensor=f"model.layers.{fault.block}.{fault.tensor}.weight",
-                kind=fault.kind,
-                count=fault.count,
-                seed=fault.seed,
-            )
+            inside = "" if fault.block is None else f"layers.{fault.block}."
+            found = {
+                "id": uuid.uuid4().hex,
+                "tensor": f"model.{inside}{fault.tensor}.weight",
+                "shared_with": ["lm_head.weight"] if fault.tensor == "embed_tokens" else [],
+            }
+            made = Fault.model_validate(fault.model_dump() | found)
             self.faults[made.id] = made
-            if fault.kind.value == "nan":
+            if fault.block is None:
+                pass  # no block does harm then
+            elif fault.kind.value == "nan":
                 self.nan.add(fault.block)
             else:
                 self.harm[fault.block] = 5.0
@@ -346,8 +347,9 @@ class FakeServer:
             fault = self.faults.pop(name, None)
             if fault is None:
                 return _problem(404, f"There is no fault {name}.")
-            self.harm[fault.block] = 0.0
-            self.nan.discard(fault.block)
+            if fault.block is not None:
+                self.harm[fault.block] = 0.0
+                self.nan.discard(fault.block)
             self.void()
             return Response(status_code=204)
 

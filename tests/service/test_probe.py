@@ -2,7 +2,8 @@
 
 import pytest
 
-from flipwatch.monitors.wire import FaultKind, FaultOrder, Gate, GateChange, MeasureOrder, SelfTestState
+from flipwatch.monitors.faults import FaultKind
+from flipwatch.monitors.wire import FaultOrder, Gate, GateChange, MeasureOrder, SelfTestState
 from flipwatch.service.probe import Probe, ProbeAway, ProbeNonsense, ProbeRefused, ProbeUnauthorised
 
 from .fake_server import PROBE_TOKEN, FakeServer
