@@ -186,7 +186,10 @@ def _numbers(tensor: "Tensor") -> "Tensor":
 
 def _largest(tensor: "Tensor") -> float:
     low, high = _numbers(tensor).aminmax()
-    return max(-low.item(), high.item())
+    largest = max(-low.item(), high.item())
+    if largest == 0:
+        raise ValueError("A tensor of zeros has no largest magnitude to start from.")
+    return largest
 
 
 def _as_values(values: "Tensor", tensor: "Tensor") -> "Tensor":
