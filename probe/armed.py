@@ -13,6 +13,7 @@ from .forms import Form, learn_forms
 from .gates import Gates
 from .stack import Stack, UnsupportedModel, find_stack
 from .view import LiveView, check_scannable
+from .weights_digest import digest_weights
 
 logger = logging.getLogger("vllm.flipwatch")
 
@@ -30,6 +31,8 @@ class Armed:
     forms: dict[type, Form] = field(default_factory=dict)
     refusal: str | None = None
     scan_refusal: str | None = None
+    model_digest: str | None = None
+    """Of this rank's weights as they were loaded; damage and repair afterwards do not change it."""
 
     def view(self) -> LiveView:
         """A fresh view for one measurement.
@@ -78,7 +81,17 @@ def _arm(model: nn.Module, vllm_config: Any, device: torch.device, boot_id: str)
     scan_refusal = _first_refusal(vllm_config)
     forms = dict(learn_forms(model, stack, vllm_config, device))
     gates = Gates(stack, forms, device, eager=_runs_eager(vllm_config))
-    armed = Armed(boot_id, model, vllm_config, device, stack, gates, forms, scan_refusal=scan_refusal)
+    armed = Armed(
+        boot_id,
+        model,
+        vllm_config,
+        device,
+        stack,
+        gates,
+        forms,
+        scan_refusal=scan_refusal,
+        model_digest=_digest_or_none(model),
+    )
     if scan_refusal is None:
         try:
             with torch.inference_mode():
@@ -95,6 +108,15 @@ def _first_refusal(vllm_config: Any) -> str | None:
     except UnsupportedModel as reason:
         return str(reason)
     return None
+
+
+def _digest_or_none(model: nn.Module) -> str | None:
+    try:
+        return digest_weights(model)
+    except Exception:
+        # Weights of a kind that cannot be read: all but the clean profile works without.
+        logger.exception("Flipwatch cannot take a digest of the weights, so no clean profile can be used.")
+        return None
 
 
 def _runs_eager(vllm_config: Any) -> bool:

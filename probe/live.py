@@ -19,6 +19,7 @@ from ..monitors.wire import (
     SelfTestState,
 )
 from .engine import Engine, ProbeError, Reply
+from .weights_digest import combine
 from .worker import SELF_TEST
 
 
@@ -47,10 +48,12 @@ class LiveServer:
                     raise ProbeError(502, "A rank failed", f"Rank {rank} disagrees with rank 0 about {field}.")
         refusal = first["refusal"]
         gates = [] if refusal else _merge_gates(replies, first["num_blocks"])
+        digests = [reply.result["model_digest"] for reply in replies]
         return ModelFacts.model_validate(
             {
                 **{name: value for name, value in first.items() if name != "trial"},
                 "armed": refusal is None,
+                "model_digest": None if None in digests else combine(digests),
                 "gates": gates,
                 "self_test": _judge_trials([reply.result["trial"] for reply in replies], first["num_blocks"]),
                 "faults": [Fault.model_validate(fault) for fault in first["faults"]],

@@ -71,6 +71,7 @@ class WorkerProbe:
             "architecture": type(armed.model).__name__,
             "layer_class": armed.stack.layer_class,
             "num_blocks": armed.stack.num_blocks,
+            "model_digest": armed.model_digest,
             "refusal": armed.refusal,
             "scan_refusal": armed.scan_refusal,
             "mode": "eager" if config.compilation_config.mode == CompilationMode.NONE else "compiled",

@@ -125,6 +125,7 @@ def test_vllm_restarts_under_the_sidecar(vllm: VllmServer, sidecar: Sidecar) -> 
     """A restart of vLLM is seen: unknown, 503 while it is away, gates of the new process, scans resume."""
     made = sidecar.call("POST", "/mitigations", {"action": "skip", "blocks": [9]}, 202)
     sidecar.mitigation(made["id"], "active")
+    digest = vllm.facts()["model_digest"]
     vllm.stop()
     wait_for("the absence", lambda: sidecar.metric("flipwatch_up") == 0.0)
     assert sidecar.state()["health"] == "unknown"
@@ -132,6 +133,7 @@ def test_vllm_restarts_under_the_sidecar(vllm: VllmServer, sidecar: Sidecar) -> 
     assert "vLLM" in problem["detail"]
     assert sidecar.client.get("/livez").status_code == 200
     vllm.start()
+    assert vllm.facts()["model_digest"] == digest
     wait_for("the new process", lambda: sidecar.metric("flipwatch_up") == 1.0)
     sidecar.mitigation(made["id"], "reverted")
     assert sidecar.state()["health"] == "unknown"

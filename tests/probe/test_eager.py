@@ -111,11 +111,14 @@ def test_non_finite_block_is_named(healthy: VllmServer, prompts: list[str]) -> N
 
 
 def test_fault_is_undone_bit_for_bit(healthy: VllmServer, prompts: list[str]) -> None:
-    """Overlapping faults come out in any order and leave the model as it was."""
+    """Overlapping faults come out in any order and leave the model as it was; its digest is that of what was loaded."""
     before = healthy.outputs(prompts)
+    digest = healthy.facts()["model_digest"]
+    assert len(digest) == 32
     first = healthy.inject(block=4, tensor="mlp.up_proj", kind="burst", count=18)
     second = healthy.inject(block=4, tensor="mlp.gate_up_proj", kind="zeros", count=200_000)
     assert healthy.outputs(prompts) != before
+    assert healthy.facts()["model_digest"] == digest
     healthy.heal(first)
     healthy.heal(second)
     assert healthy.outputs(prompts) == before

@@ -63,6 +63,7 @@ def test_failure_of_one_rank_leaves_the_rest_intact(two_ranks: VllmServer, switc
     """An RPC that fails on rank 1 is an error that names the rank; later RPCs and serving are as before."""
     before = two_ranks.outputs([TEXT])
     facts = two_ranks.facts()
+    assert len(facts["model_digest"]) == 32
     switch.touch()
     try:
         for _ in range(3):

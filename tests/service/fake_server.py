@@ -49,6 +49,7 @@ class FakeServer:
         self.scan_refusal: str | None = None
         self.self_test_passes = True
         self.faults_enabled = True
+        self.model_digest: str | None = "0123456789abcdef"
         self.max_tokens = 2048
         """Most tokens in one step of the engine."""
         self.model = MODEL
@@ -241,6 +242,7 @@ class FakeServer:
                 "armed": self.armed,
                 "refusal": None if self.armed else "ToyLayer is not supported.",
                 "scan_refusal": self.scan_refusal,
+                "model_digest": self.model_digest if self.armed else None,
                 "mode": "eager",
                 "dtype": "bfloat16",
                 "tensor_parallel_size": 1,

@@ -27,6 +27,7 @@ FACTS = ModelFacts(
     armed=True,
     refusal=None,
     scan_refusal=None,
+    model_digest="0123456789abcdef",
     mode="compiled",
     dtype="bfloat16",
     tensor_parallel_size=1,

@@ -60,6 +60,7 @@ class FakeProbe:
             armed=self.armed,
             refusal=None if self.armed else "LlamaDecoderLayer is not supported.",
             scan_refusal=None,
+            model_digest="0123456789abcdef",
             mode="eager",
             dtype="float32",
             tensor_parallel_size=1,
