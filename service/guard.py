@@ -8,6 +8,7 @@ MitigationError             one sentence that says what was refused and why
         MitigationBusy      another one is on its way
         AlreadyMitigated    an open record holds the block
         WrongState          this record is not in a state for that
+        HarmfulOrder        the last scan says that it makes the loss worse
     MitigationForbidden     the operator's settings say no
         ModeForbids         the mode is `observe`
         BreakerOpen         too many blocks, or too many actions in the window
@@ -16,10 +17,15 @@ MitigationError             one sentence that says what was refused and why
 
 import struct
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 
+from ..monitors.alpha_scan import AlphaScanFinding
 from ..monitors.wire import ModelFacts, SelfTestState
+from .gates import names
+from .live import MonitorState
 from .records import MitigationAction, MitigationRecord, MitigationState, Mode
 from .settings import MitigationSettings
+from .skippability import predicted
 
 # Smaller numbers lose digits in a float32, or become 0, which is a skip.
 _SMALLEST = 2.0**-126
@@ -55,6 +61,10 @@ class AlreadyMitigated(MitigationConflict):
 
 class WrongState(MitigationConflict):
     """The record is not in a state for that."""
+
+
+class HarmfulOrder(MitigationConflict):
+    """The last scan says that the loss would rise; an order that says `force` is done all the same."""
 
 
 class MitigationForbidden(MitigationError):
@@ -141,3 +151,28 @@ def check_actions_in_window(settings: MitigationSettings, history: Iterable[Miti
             f"{actions} mitigations in the last {settings.window_minutes:g} minutes, mitigation.max_actions allows "
             f"{settings.max_actions}: wait, or raise it."
         )
+
+
+def harm(
+    scanned: MonitorState | None, gates: Sequence[float], blocks: Sequence[int], alpha: float, worse_nats: float
+) -> str | None:
+    """Half a sentence when the last scan says that the loss would rise by more than `worse_nats`; None otherwise.
+
+    Also None where the scan cannot know: it met a loss that was not finite, other gates than the live ones, or an alpha
+    that is not in its grid.
+    """
+    finding = None if scanned is None else scanned.finding
+    if scanned is None or not isinstance(finding, AlphaScanFinding) or alpha >= 1.0:
+        return None
+    base = finding.base_loss_nats
+    known = predicted(finding, blocks, alpha)
+    if base is None or known is None or list(finding.gates) != list(gates):
+        return None
+    if known.nats is not None and known.nats <= base + worse_nats:
+        return None
+    what = f"Leaving {names(blocks)} out" if alpha == 0.0 else f"Scaling {names(blocks)} to alpha {alpha:g}"
+    how = "sum of the single changes in the " if known.estimated else ""
+    about = "about " if known.estimated else ""
+    after = "no finite number" if known.nats is None else f"{about}{known.nats:.2f} nats"
+    when = "" if scanned.at is None else f" of {datetime.fromtimestamp(scanned.at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return f"{what} would raise the loss from {base:.2f} to {after} ({how}scan{when})"

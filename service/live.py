@@ -74,6 +74,10 @@ class Live:
         """The states of all monitors."""
         return [self.state(monitor) for monitor in self.monitors]
 
+    def state_in(self, boot_id: str, monitor: str) -> MonitorState | None:
+        """The monitor's state, if it is about the vLLM process of this boot id."""
+        return self.state(monitor) if self.facts is not None and self.facts.boot_id == boot_id else None
+
     def found(self, finding: Finding, finding_id: str, at: float) -> None:
         """A monitor has a new finding."""
         self._states[finding.monitor] = MonitorState(

@@ -21,7 +21,9 @@ import structlog
 
 from ..monitors.finding import Action, Finding
 from ..monitors.wire import Gate, ModelFacts
+from .gates import differing, interruption, names, readback, with_gates
 from .guard import (
+    HarmfulOrder,
     MitigationBusy,
     MitigationError,
     ModeForbids,
@@ -33,8 +35,10 @@ from .guard import (
     check_model,
     check_not_held,
     check_order,
+    harm,
 )
-from .mitigation_steps import ITSELF, GateKeeper, Steps, differing, names, readback, with_gates
+from .live import MonitorState
+from .mitigation_steps import ITSELF, GateKeeper, Steps
 from .probe import ProbeError
 from .records import IN_FLIGHT, Event, MitigationAction, MitigationRecord, MitigationState, Mode
 from .settings import MitigationSettings
@@ -52,7 +56,8 @@ class Mitigator:
     `measure` returns the loss of the model as served now, in nats per scored token, None when it is not finite; it
     raises `LossUnavailable` (or a `ProbeError`) when no number can be had.  A mitigation waits for it no longer than
     `measure_seconds`: help without proof beats no help, and the record says so.  An automatic mitigation that makes the
-    loss worse by more than `worse_nats` is undone at once; one that a person asked for is kept, with a warning.
+    loss worse by more than `worse_nats` is undone at once; one that a person asked for is kept, with a warning.  Either
+    is refused beforehand where the last scan says so: `scanned` tells what was found in the vLLM process of a boot id.
     """
 
     def __init__(
@@ -61,6 +66,7 @@ class Mitigator:
         store: Store,
         settings: MitigationSettings,
         measure: Callable[[], Awaitable[float | None]],
+        scanned: Callable[[str], MonitorState | None],
         *,
         now: Callable[[], float] = time.time,
         measure_seconds: float = 120.0,
@@ -69,6 +75,8 @@ class Mitigator:
         self._probe = probe
         self._store = store
         self._settings = settings
+        self._scanned = scanned
+        self._worse_nats = worse_nats
         self._now = now
         self._steps = Steps(probe, store, measure, now=now, measure_seconds=measure_seconds, worse_nats=worse_nats)
         self._checking = False
@@ -96,10 +104,12 @@ class Mitigator:
         actor: str,
         alpha: float = 0.0,
         automatic: bool = False,
+        force: bool = False,
     ) -> MitigationRecord:
         """Check the order and start it; the record returned is `pending`, or `dry_run` and done.
 
-        Raises `MitigationError` or `ProbeError`; nothing was changed then, and nothing recorded.
+        `force` overrides what the last scan says, nothing else.  Raises `MitigationError` or `ProbeError`; nothing was
+        changed then, and nothing recorded.
         """
         check_order(action, blocks, alpha)
         check_mode(self._settings)
@@ -109,14 +119,13 @@ class Mitigator:
             check_not_held(blocks, facts.boot_id, self._store.open_mitigations())
             check_blocks_at_once(self._settings, facts.gates, blocks)
             check_actions_in_window(self._settings, self._store.mitigations(limit=1000), self._now())
-            mode = Mode(self._settings.mode)
-            order = f"set the gate of {names(blocks)} to {alpha:g}"
+            worse = harm(self._scanned(facts.boot_id), facts.gates, blocks, alpha, self._worse_nats)
+            if worse is not None and not force:
+                raise HarmfulOrder(f"{worse}: not done without force.")
+            order, mode = f"set the gate of {names(blocks)} to {alpha:g}", Mode(self._settings.mode)
+            state, message = MitigationState.PENDING, f"Will {order} as soon as the loss before is measured."
             if mode is Mode.DRY_RUN:
-                state = MitigationState.DRY_RUN
-                message = f"Dry run: would {order}; nothing was touched."
-            else:
-                state = MitigationState.PENDING
-                message = f"Will {order} as soon as the loss before is measured."
+                state, message = MitigationState.DRY_RUN, f"Dry run: would {order}; nothing was touched."
             record = MitigationRecord(
                 id=uuid4().hex,
                 action=action,
@@ -125,6 +134,7 @@ class Mitigator:
                 reason=reason,
                 actor=actor,
                 automatic=automatic,
+                forced=worse is not None,
                 mode=mode,
                 state=state,
                 gates_before=tuple(Gate(block=block, alpha=facts.gates[block]) for block in blocks),
@@ -133,6 +143,9 @@ class Mitigator:
                 updated_at=self._now(),
                 message=message,
             )
+            if worse is not None:
+                detail = {"id": record.id, "blocks": list(blocks), "alpha": alpha, "message": f"{worse}."}
+                self._store.add_event(Event(at=self._now(), actor=actor, what="mitigation forced", detail=detail))
             record = self._steps.save(record, actor, state, message)
             if state is MitigationState.PENDING:
                 self._start(record, self._steps.apply(record, facts.gates, MitigationState.FAILED, actor))
@@ -227,30 +240,10 @@ class Mitigator:
             if record.boot_id != facts.boot_id:
                 changed.append(self._steps.restarted(record, facts, ITSELF))
                 continue
-            live = readback(facts.gates, record.blocks)
-            if record.state in IN_FLIGHT:
-                message = f"This broke off while it was {record.state.value}; {live} now: finish or undo."
-            elif record.state is MitigationState.ACTIVE and differing(
-                facts.gates, with_gates(facts.gates, record.gates_wanted)
-            ):
-                message = f"Somebody else changed the gates: {live}, not {record.alpha:g}: finish or undo."
-            else:
-                continue
-            changed.append(self._steps.save(record, ITSELF, MitigationState.INTERRUPTED, message))
+            message = interruption(record, facts.gates)
+            if message is not None:
+                changed.append(self._steps.save(record, ITSELF, MitigationState.INTERRUPTED, message))
         return changed
-
-    def unrecorded_gates(self, facts: ModelFacts) -> list[Gate]:
-        """Live gates that are not 1 and belong to no open record.
-
-        A mitigation takes the block over, and its undo leaves the gate as found.
-        """
-        open_here = [record for record in self._store.open_mitigations() if record.boot_id == facts.boot_id]
-        held = {block for record in open_here for block in record.blocks}
-        return [
-            Gate(block=block, alpha=alpha)
-            for block, alpha in enumerate(facts.gates)
-            if alpha != 1.0 and block not in held
-        ]
 
     # Running
 

@@ -3,12 +3,13 @@
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import structlog
 
 from ..monitors.wire import Gate, GateChange, GateReport, ModelFacts
+from .gates import differing, names, readback, with_gates
 from .probe import ProbeAway, ProbeError, ProbeNonsense
 from .records import Event, LossState, MitigationAction, MitigationRecord, MitigationState
 from .store import Store
@@ -250,29 +251,3 @@ class Steps:
         if after.nats is None:
             return after.state is LossState.NOT_FINITE
         return after.nats > before.nats + self._worse_nats
-
-
-def names(blocks: Sequence[int]) -> str:
-    """`block 4`, `blocks 4 and 7`, `blocks 1, 4 and 7`."""
-    if len(blocks) == 1:
-        return f"block {blocks[0]}"
-    return f"blocks {', '.join(str(block) for block in blocks[:-1])} and {blocks[-1]}"
-
-
-def readback(gates: Sequence[float], blocks: Iterable[int]) -> str:
-    """`gate of block 4 is 0, of block 7 is 1`."""
-    return "gate " + ", ".join(f"of block {block} is {gates[block]:g}" for block in blocks)
-
-
-def with_gates(gates: Sequence[float], change: Iterable[Gate]) -> list[float]:
-    """All gates after the change of some."""
-    changed = list(gates)
-    for gate in change:
-        changed[gate.block] = gate.alpha
-    return changed
-
-
-def differing(left: Sequence[float], right: Sequence[float]) -> list[int]:
-    """Blocks whose gates differ by more than the rounding of the float32 that holds a gate."""
-    pairs = enumerate(zip(left, right, strict=True))
-    return [block for block, (a, b) in pairs if not math.isclose(a, b, rel_tol=1e-6)]

@@ -126,6 +126,8 @@ class MitigationRecord(Record):
     reason: str
     actor: str
     automatic: bool
+    forced: bool = False
+    """Somebody asked for it although the last scan said that the loss would rise."""
     mode: Mode
     state: MitigationState
     loss_before: float | None = None

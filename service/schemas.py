@@ -49,6 +49,7 @@ class MitigationOrder(Order):
     )
     alpha: Alpha | None = Field(default=None, description="Needed by attenuate, where it is above 0 and not 1.")
     reason: str = Field(default="", max_length=500)
+    force: bool = Field(default=False, description="Do it even if the last scan says that the loss would rise.")
 
 
 class Accepted(View):
@@ -119,6 +120,9 @@ class BlockView(View):
     gate: float | None
     mitigation_id: str | None = Field(description="The open mitigation that holds it.")
     flagged: bool | None
+    loss_without_nats: float | None = Field(
+        default=None, description="Mean loss with this block left out, as the last scan measured it."
+    )
     bss: float | None = None
     slope: float | None = None
     skip_gain: float | None = None

@@ -11,6 +11,7 @@ from ..monitors.alpha_scan import AlphaScan
 from ..monitors.finding import Finding, Health
 from ..monitors.wire import ModelFacts
 from .alerts import Alerts
+from .gates import unrecorded
 from .live import Live
 from .mitigation import Mitigator
 from .mitigation_steps import ITSELF
@@ -63,7 +64,13 @@ class Sidecar:
             told=self._told,
             changing=lambda: self.mitigator.busy,
         )
-        self.mitigator = Mitigator(self.probe, self.store, settings.mitigation, self.runner.loss)
+        self.mitigator = Mitigator(
+            self.probe,
+            self.store,
+            settings.mitigation,
+            self.runner.loss,
+            lambda boot_id: self.live.state_in(boot_id, AlphaScan.name),
+        )
         self.schedule = Schedule(settings, self.live, self.runner, self.watcher, self.vllm)
         self._judged = 0
         """Findings about the vLLM process of now."""
@@ -133,7 +140,7 @@ class Sidecar:
         detail = {"boot_id": facts.boot_id, "model": facts.model, "armed": facts.armed}
         try:
             self.store.add_event(Event(at=self.now(), actor=ITSELF, what="vllm arrived", detail=detail))
-            for gate in self.mitigator.unrecorded_gates(facts):
+            for gate in unrecorded(facts, self.store.open_mitigations()):
                 _log.warning("gate without a mitigation", block=gate.block, alpha=gate.alpha)
         except StoreError as error:
             _log.error("arrival of vLLM not stored", reason=str(error))

@@ -13,6 +13,7 @@ app = typer.Typer(help="Skip or attenuate blocks of the served model, and undo i
 Blocks = Annotated[list[int] | None, typer.Argument(help="Zero-based blocks.")]
 Flagged = Annotated[bool, typer.Option("--flagged", help="The blocks that the last scan flagged.")]
 Reason = Annotated[str | None, typer.Option(help="Why; goes into the audit log.")]
+Force = Annotated[bool, typer.Option("--force", help="Even if the last scan says that the loss would rise.")]
 Id = Annotated[str, typer.Argument(help="Id of the mitigation, from `flipwatch mitigate list`.")]
 
 _COLUMNS = ("id", "state", "action", "blocks", "alpha", "loss before", "loss after", "message")
@@ -20,9 +21,15 @@ _MOVING = ("pending", "applying", "verifying", "reverting")
 
 
 @app.command()
-def skip(blocks: Blocks = None, flagged: Flagged = False, reason: Reason = None, as_json: AsJson = False) -> None:
+def skip(
+    blocks: Blocks = None,
+    flagged: Flagged = False,
+    reason: Reason = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
     """Leave blocks out of the served model."""
-    _apply({"action": "skip", "blocks": _which(blocks, flagged)}, reason, as_json)
+    _apply({"action": "skip", "blocks": _which(blocks, flagged), "force": force}, reason, as_json)
 
 
 @app.command()
@@ -31,12 +38,13 @@ def attenuate(
     blocks: Blocks = None,
     flagged: Flagged = False,
     reason: Reason = None,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Scale what blocks add to the residual stream."""
     if not math.isfinite(alpha):
         raise CliError(f"Invalid value for --alpha: {alpha} is no number that a block can be scaled by.")
-    _apply({"action": "attenuate", "blocks": _which(blocks, flagged), "alpha": alpha}, reason, as_json)
+    _apply({"action": "attenuate", "blocks": _which(blocks, flagged), "alpha": alpha, "force": force}, reason, as_json)
 
 
 @app.command()

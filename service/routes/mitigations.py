@@ -27,7 +27,10 @@ async def list_mitigations(sidecar: TheSidecar, _: Reader, limit: Limit = 100) -
 async def start_mitigation(
     sidecar: TheSidecar, caller: access.Mitigator, response: Response, order: MitigationOrder
 ) -> Accepted:
-    """Skip or attenuate blocks in the served model, without a restart and without losing a request."""
+    """Skip or attenuate blocks in the served model, without a restart and without losing a request.
+
+    409 when the last scan says that the loss would rise, unless the order says `force`.
+    """
     action = MitigationAction(order.action)
     if action is MitigationAction.ATTENUATE and order.alpha is None:
         raise ProblemError(Kind.INVALID, "body.alpha: attenuate needs an alpha above 0, up to 2, and not 1.")
@@ -37,6 +40,7 @@ async def start_mitigation(
         alpha=order.alpha or 0.0,
         reason=order.reason,
         actor=caller.name,
+        force=order.force,
     )
     return await _accepted(sidecar, record, response)
 

@@ -1,6 +1,6 @@
 """`/v1/states`, `/v1/blocks`, `/v1/findings`: what is known."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
@@ -11,6 +11,7 @@ from ..problem import Kind, responses
 from ..records import FindingRecord
 from ..schemas import AlertView, BlockView, MitigationOffer, StatesView, StateView
 from ..sidecar import Sidecar
+from ..skippability import loss_without
 from .access import GUARDED, READING, Limit, Reader, TheSidecar
 
 router = APIRouter(prefix="/v1", tags=["states"])
@@ -77,7 +78,7 @@ def blocks(sidecar: Sidecar) -> list[BlockView]:
     if facts is None:
         return []
     finding = sidecar.live.state(AlphaScan.name).finding
-    scores = {score.block: score for score in finding.blocks} if isinstance(finding, AlphaScanFinding) else {}
+    scores = _scores(finding) if isinstance(finding, AlphaScanFinding) else {}
     held = {
         block: record.id
         for record in sidecar.store.open_mitigations()
@@ -88,10 +89,18 @@ def blocks(sidecar: Sidecar) -> list[BlockView]:
         BlockView(
             gate=facts.gates[block] if sidecar.live.up and facts.armed else None,
             mitigation_id=held.get(block),
-            **({"block": block, "flagged": None} if block not in scores else scores[block].model_dump()),
+            **scores.get(block, {"block": block, "flagged": None}),
         )
         for block in range(facts.num_blocks)
     ]
+
+
+def _scores(finding: AlphaScanFinding) -> dict[int, dict[str, Any]]:
+    """What the finding knows of each block, as the API shows it."""
+    return {
+        score.block: score.model_dump() | {"loss_without_nats": loss_without(finding, score.block)}
+        for score in finding.blocks
+    }
 
 
 def _state(state: MonitorState) -> StateView:

@@ -9,6 +9,7 @@ import pytest
 
 from flipwatch.monitors.finding import Action, Finding, Health, Place
 from flipwatch.monitors.wire import Gate, GateChange, GateReport, ModelFacts, SelfTest, SelfTestState
+from flipwatch.service.gates import unrecorded
 from flipwatch.service.guard import (
     AlreadyMitigated,
     BreakerOpen,
@@ -20,6 +21,7 @@ from flipwatch.service.guard import (
     UnknownMitigation,
     WrongState,
 )
+from flipwatch.service.live import MonitorState
 from flipwatch.service.mitigation import Mitigator
 from flipwatch.service.mitigation_steps import LossUnavailable
 from flipwatch.service.probe import ProbeAway, ProbeRefused
@@ -104,8 +106,15 @@ class Rig:
         self.clock = 1000.0
         self.losses: list[float | Exception | None] = []
         self.settings = MitigationSettings.model_validate({"mode": "enforce"} | settings)
+        self.scanned: MonitorState | None = None
         self.mitigator = Mitigator(
-            self.probe, self.store, self.settings, self.measure, now=lambda: self.clock, measure_seconds=5.0
+            self.probe,
+            self.store,
+            self.settings,
+            self.measure,
+            lambda boot_id: self.scanned,
+            now=lambda: self.clock,
+            measure_seconds=5.0,
         )
 
     async def measure(self) -> float | None:
@@ -351,7 +360,7 @@ async def test_measurement_that_hangs_does_not_hold_up_the_mitigation() -> None:
 
     settings = MitigationSettings(mode="enforce")
     store = Store(None)
-    mitigator = Mitigator(probe, store, settings, hang, measure_seconds=0.01)
+    mitigator = Mitigator(probe, store, settings, hang, lambda boot_id: None, measure_seconds=0.01)
     await mitigator.apply(SKIP, [4], reason="test", actor="alice")
     await mitigator.settled()
     record = store.mitigations()[0]
@@ -581,10 +590,10 @@ async def test_unrecorded_gates_are_reported_and_can_be_taken_over() -> None:
     """A gate that no record explains is named; a mitigation takes it over, and its undo lets the block run."""
     rig = Rig()
     rig.probe.gates[4] = 0.5
-    assert rig.mitigator.unrecorded_gates(await rig.probe.facts()) == [Gate(block=4, alpha=0.5)]
+    assert unrecorded(await rig.probe.facts(), rig.store.open_mitigations()) == [Gate(block=4, alpha=0.5)]
     record = await rig.apply(4)
     assert record.gates_before == (Gate(block=4, alpha=0.5),)
-    assert rig.mitigator.unrecorded_gates(await rig.probe.facts()) == []
+    assert unrecorded(await rig.probe.facts(), rig.store.open_mitigations()) == []
     record = await rig.undo(record)
     assert record.state is MitigationState.REVERTED
     assert rig.probe.gates == [1, 1, 1, 1, 1, 1]
