@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import torch
 import typer
-from torch import Tensor, nn
-from torch.nn import functional
+from flip_candidates import Flip, candidates
+from torch import Tensor
+from transformers.utils.logging import disable_progress_bar
 
 from flipwatch.monitors.faults import FaultKind, FaultSpec, inject
 from flipwatch.monitors.validation import load_items
@@ -34,19 +35,7 @@ MODEL = Path(__file__).resolve().parents[1] / ".venv" / "model"
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
-# So many flips of each tensor and bit are candidates.
-_PER_GROUP = 8
-# Lower bits of the mantissa change a value by less than 1/16 of itself.
-_MANTISSA_BITS = 3
 _MUTATION = 0.3
-
-
-class Flip(NamedTuple):
-    """One bit of one value of one tensor, which is named by its flat index."""
-
-    tensor: str
-    at: int
-    bit: int
 
 
 @dataclass(frozen=True)
@@ -105,7 +94,7 @@ def search(
     if not math.isfinite(base):
         raise ValueError("The model's loss is not finite; search in a healthy model.")
     generator = random.Random(seed)  # noqa: S311 - reproducible, not secret
-    groups = _candidates(view, names, tokens, scored, in_range)
+    groups = candidates(view.model, names, tokens, scored, in_range)
     if not groups:
         raise ValueError(f"No bit of {', '.join(names)} can be flipped within these limits.")
 
@@ -119,7 +108,8 @@ def search(
             on_evaluations(len(seen))
 
     # Round by round through the groups, the most promising first in each.
-    ranked = [group[place] for place in range(_PER_GROUP) for group in groups if place < len(group)]
+    longest = max(len(group) for group in groups)
+    ranked = [group[place] for place in range(longest) for group in groups if place < len(group)]
     evaluate([(flip,) for flip in ranked[: max(1, evaluations // 3)]])
     singles = sorted(seen, key=lambda one: -seen[one])
     pool = [flip for (flip,) in singles if math.isfinite(seen[(flip,)])] + ranked[len(singles) :] or ranked
@@ -245,52 +235,6 @@ class _Fitness:
                 back()
 
 
-def _candidates(view: LocalView, names: list[str], tokens: Tensor, scored: Tensor, in_range: bool) -> list[list[Flip]]:
-    """For each tensor and bit its best flips to first order, best first; the best group first."""
-    gradients = _gradients(view.model, names, tokens, scored)
-    groups: list[tuple[float, list[Flip]]] = []
-    for name, parameter in view.model.named_parameters():
-        if name not in gradients:
-            continue
-        values, gradient = parameter.detach().reshape(-1), gradients[name].reshape(-1)
-        width = values.element_size() * 8
-        whole = values.view({16: torch.int16, 32: torch.int32}[width])
-        low, high = values.aminmax()
-        mantissa = -round(math.log2(torch.finfo(values.dtype).eps))
-        for bit in range(mantissa - _MANTISSA_BITS, width):
-            after = (whole ^ (-(1 << bit) if bit == width - 1 else 1 << bit)).view(values.dtype)
-            score = ((after.float() - values.float()) * gradient).abs().nan_to_num(posinf=math.inf)
-            score[~after.isfinite()] = 0
-            if in_range:
-                score[(after < low) | (after > high)] = 0
-            top = score.topk(min(_PER_GROUP, values.numel()))
-            chosen = [(s, i) for s, i in zip(top.values.tolist(), top.indices.tolist(), strict=True) if s > 0]
-            if chosen:
-                groups.append((chosen[0][0], [Flip(name, index, bit) for _, index in chosen]))
-    return [group for _, group in sorted(groups, key=lambda scored_group: -scored_group[0])]
-
-
-def _gradients(model: nn.Module, names: list[str], tokens: Tensor, scored: Tensor) -> dict[str, Tensor]:
-    """Gradient of the mean loss of the scored tokens by these parameters, in float32."""
-    wanted = {name: p for name, p in model.named_parameters() if name in names and p.is_floating_point()}
-    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    try:
-        for parameter, _ in before:
-            parameter.requires_grad_(False)
-        for parameter in wanted.values():
-            parameter.requires_grad_(True)
-        device = next(model.parameters()).device
-        with torch.enable_grad():
-            logits = model(input_ids=tokens.to(device), use_cache=False).logits[:, :-1].float()
-            counted = scored[:, 1:].to(device)
-            loss = functional.cross_entropy(logits[counted], tokens[:, 1:].to(device)[counted])
-            found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
-    finally:
-        for parameter, needed in before:
-            parameter.requires_grad_(needed)
-    return {name: g.float().nan_to_num() for name, g in zip(wanted, found, strict=True) if g is not None}
-
-
 def main(
     model: Annotated[Path, typer.Option(help="Checkpoint folder.")] = MODEL,
     block: Annotated[int | None, typer.Option(help="Search this block.")] = None,
@@ -313,6 +257,7 @@ def main(
     if dtype not in DTYPES:
         raise typer.BadParameter("--dtype is float32 or bfloat16")
     plan = make_plan(model, load_items()[:items], [], max_tokens=tokens)
+    disable_progress_bar()
     view = LocalView.load(model, DTYPES[dtype])
     try:
         found = search(
