@@ -193,8 +193,8 @@ def run_scan(
 ) -> tuple[F, list[R]]:
     """Measure all that an order leads to, and judge it.
 
-    `on_plan` is called with each plan and its number of steps, `on_step` after each of them.  Raises `ValueError` for a plan
-    that does not fit the model.
+    `on_plan` is called with each plan and its number of steps, `on_step` after each of them.  Raises `ValueError` for a
+    plan that does not fit the model.
     """
     readings: list[R] = []
     while (plan := monitor.next_plan(order, readings)) is not None:

@@ -94,7 +94,7 @@ class ScanSettings(Section):
     strategy: Annotated[Strategy, Field(strict=False)] = Strategy.PLAIN
     """How the first round of a scan saves work."""
     max_faults: int = Field(default=3, ge=1, le=MOST)
-    """So many harmful blocks are looked for at most, one after the other."""
+    """With so many blocks flagged, a scan looks for no other."""
     part_budget_ms: float = Field(default=50.0, gt=0, le=60_000)
     """Time that one part of a scan may hold the engine."""
     duty: float = Field(default=0.25, gt=0.0, le=1.0)

@@ -9,8 +9,8 @@ flagged, by the rule named *harm*,
 - the block without which a loss that is not finite becomes finite.
 
 The natural reference of the skip gain is 0: a healthy block costs something to leave out.  A z over the blocks cannot
-replace it, because healthy blocks cost very different amounts.  Only one block is flagged by its gain in each round: a strong
-fault makes other blocks look harmful as well (a neighbour that amplifies the damage), and the next round shows
+replace it, because healthy blocks cost very different amounts.  Only one block is flagged by its gain in each round: a
+strong fault makes other blocks look harmful as well (a neighbour that amplifies the damage), and the next round shows
 whether they are.
 
 The rule named *drift* needs a clean profile: the base loss is compared with its healthy value, sequence by sequence.

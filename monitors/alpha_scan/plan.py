@@ -16,8 +16,8 @@ FULL_GRID = (0.0, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.4)
 QUICK_GRID = (0.0, 0.7, 1.3)
 
 EXPLOSION_RATIO = 1000.0
-"""Far above any healthy block: on SmolLM2-135M the first block adds 22 times the embedding, later ones at most 2.2 times
-the stream, and massive activations of one token 7 times; a flipped top exponent bit adds 1e30 times."""
+"""Far above any healthy block: on SmolLM2-135M the first block adds 22 times the embedding, later ones at most 2.2
+times the stream, and massive activations of one token 7 times; a flipped top exponent bit adds 1e30 times."""
 
 
 class AlphaScanPlan(Wire):
@@ -38,7 +38,7 @@ class AlphaScanPlan(Wire):
     """Blocks whose losses are measured; None: all."""
     group: int = Field(default=1, ge=1)
     """So many neighbouring blocks are scaled together, as one contribution; 1: each block by itself."""
-    left_out: list[int] = []
+    left_out: list[int] = Field(default=[])
     """Blocks that the measured model does without, whatever is served."""
     explosion_ratio: float | None = Field(default=EXPLOSION_RATIO, gt=1)
     """A block explodes when what it adds is so many times the stream it adds to (root mean square over the scored

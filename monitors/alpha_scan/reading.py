@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from ..wire import Wire
 
@@ -15,7 +15,7 @@ class AlphaScanReading(Wire):
     alphas: list[float]
     gates: list[float]
     """Alpha per block as served while measured."""
-    left_out: list[int] = []
+    left_out: list[int] = Field(default=[])
     """Blocks that the measured model did without, besides the gates."""
     group: int = 1
     """So many neighbouring blocks were scaled together."""
@@ -31,7 +31,7 @@ class AlphaScanReading(Wire):
     """Block x alpha x N, as `base_nats`; [] for what was not measured.  Groups stand at their first block."""
     nonfinite_blocks: list[int]
     """Blocks whose output is not finite where their input was, ascending."""
-    exploding_blocks: list[int] = []
+    exploding_blocks: list[int] = Field(default=[])
     """Blocks that add far more than the stream holds, ascending."""
     passes: float
     """Forward-pass equivalents used: tokens through block calls, padding included, over one pass's share."""
@@ -50,8 +50,8 @@ class AlphaScanReading(Wire):
 def joined(readings: Sequence[AlphaScanReading]) -> AlphaScanReading:
     """One reading of readings of the same model (gates, left out), which may differ in blocks, alphas and sequences.
 
-    Groups of blocks are left aside, unless there is nothing else.  Where a block was measured at an alpha on some of the
-    sequences only, that row is left out as well.
+    Groups of blocks are left aside, unless there is nothing else.  Where a block was measured at an alpha on some of
+    the sequences only, that row is left out as well.
     """
     single = [reading for reading in readings if reading.group == 1] or list(readings)
     parts = sorted({reading.first_sequence: reading for reading in reversed(single)}.values(), key=_first)

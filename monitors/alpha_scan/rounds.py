@@ -13,8 +13,9 @@ Strategies of the first round (FPE: forward-pass equivalents, `L` blocks, `|A|` 
     growing    sequences are added, twice as many each time, until the ranking is          what it needs
                stable: see `_is_stable`
 
-Then, when a block was flagged, the model is measured again without it, alpha 0 only, until nothing more is flagged:
-several faults are found one by one, the strongest first.
+Then, when a block was flagged, the model is measured again without it, alpha 0 only, until nothing more is flagged or
+`max_faults` blocks are: several faults are found one by one, the strongest first.  Blocks that are not finite or
+explode are named all at once, and the model is measured without them however many they are.
 """
 
 from collections.abc import Sequence
@@ -77,7 +78,8 @@ def next_plan(
         if refined is not None:
             return refined
     left_out = sorted({*latest.left_out, *found})
-    if left_out == latest.left_out or len(left_out) > max_faults or len(left_out) == len(latest.nats):
+    enough = latest.complete and len(left_out) >= max_faults
+    if left_out == latest.left_out or enough or len(left_out) == len(latest.nats):
         return None
     # A model without curves gets them at last; one with curves has shown them already.
     alphas = order.alphas if not latest.complete and not any(any(m.nats) for m in models) else [0.0]
@@ -120,8 +122,8 @@ def _refined(
 def _is_stable(reading: AlphaScanReading, thresholds: Thresholds) -> bool:
     """The stopping rule of `growing`: more sequences would not change what is flagged, to `_STABLE_T` standard errors.
 
-    Either every block's skip gain is below `min_gain_nats` by so much, or the best is flagged, and ahead of the second by
-    so much.
+    Either every block's skip gain is below `min_gain_nats` by so much, or the best is flagged, and ahead of the second
+    by so much.
     """
     weights = reading.scored_tokens
     gains = [(score.skip_gain, score) for score in scores(reading) if score.skip_gain is not None]

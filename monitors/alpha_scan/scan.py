@@ -18,7 +18,7 @@ class AlphaScan(Monitor[AlphaScanPlan, AlphaScanReading, AlphaScanFinding]):
     Args:
         thresholds: from where on a number counts.
         strategy: how the first round saves work.
-        max_faults: so many blocks are looked for at most, one after the other.
+        max_faults: with so many blocks flagged, no other is looked for.
     """
 
     name: ClassVar[str] = "alpha_scan"

@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from .profile import Profile
 
 PROFILE_RESOLUTION = 2e-3
-"""Smallest scale in nats that a z against a clean profile is measured in.  Two scans of one healthy bf16 model differ by
-less when its batches are the same; with a smaller scale, rounding would stand out."""
+"""Smallest scale in nats that a z against a clean profile is measured in.  Two scans of one healthy bf16 model differ
+by less when its batches are the same; with a smaller scale, rounding would stand out."""
 
 
 class BlockScore(BaseModel):
     """Scores of one block in nats (slope: nats per unit alpha).
 
-    `*_z` is a robust z over the blocks of this scan; `*_profile_z` is one of the differences from the block's own healthy
-    value.  None: cannot be computed (a loss is not finite, the alpha is not in the grid, the block was not measured, no
-    profile was used).
+    `*_z` is a robust z over the blocks of this scan; `*_profile_z` is one of the differences from the block's own
+    healthy value.  None: cannot be computed (a loss is not finite, the alpha is not in the grid, the block was not
+    measured, no profile was used).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -60,9 +60,9 @@ def paired_t(
 ) -> tuple[float, float] | None:
     """Token-weighted mean of `one - other` over N sequences, and that over its standard error.
 
-    The sequences are the sampling units, and the mean is a ratio estimator (Cochran, Sampling Techniques, 3rd ed., section
-    6.4): `se^2 = N / (N - 1) * sum(w^2 (d - mean)^2) / (sum w)^2`.  None for fewer than two sequences or a loss that
-    is not finite.  A standard error below `RESOLUTION` counts as that.
+    The sequences are the sampling units, and the mean is a ratio estimator (Cochran, Sampling Techniques, 3rd ed.,
+    section 6.4): `se^2 = N / (N - 1) * sum(w^2 (d - mean)^2) / (sum w)^2`.  None for fewer than two sequences or a loss
+    that is not finite.  A standard error below `RESOLUTION` counts as that.
     """
     differences = [a - b for a, b in zip(one, other, strict=True) if a is not None and b is not None]
     count = len(differences)

@@ -19,6 +19,7 @@ How to use it (from any test in this folder, sync or async; it runs in a thread 
 
 There is also the fixture `server` in conftest.py.  The toy model: loss of row n = 2 + n / 100
 + sum over blocks of worth * (1 - g) ** 2 + harm * g, where g is the product of gate and scan's alpha.
+Plans with groups of blocks are refused.
 """
 
 import math
@@ -153,24 +154,28 @@ class FakeServer:
     def _reading(self, plan: dict[str, Any]) -> dict[str, Any]:
         rows = range(len(plan["tokens"]))
         alphas = plan["alphas"]
-
-        nonfinite = sorted(block for block in self.nan if self.gates[block] != 0.0)
+        without = dict.fromkeys(plan.get("left_out", []), 0.0)
+        wanted = plan.get("blocks") or range(self.num_blocks)
+        nonfinite = sorted(block for block in self.nan if self.gates[block] != 0.0 and block not in without)
 
         def losses(scan: dict[int, float]) -> list[float | None]:
-            found = [self.loss(row, scan) for row in rows]
+            found = [self.loss(row, without | scan) for row in rows]
             return [None if math.isnan(loss) else loss for loss in found]
+
+        def curve(block: int) -> list[list[float | None]]:
+            free = self.gates[block] == 1.0 and block not in without and block in wanted
+            return [losses({block: alpha}) for alpha in alphas] if free and not nonfinite else []
 
         return {
             "alphas": alphas,
             "gates": list(self.gates),
+            "left_out": list(without),
             "scored_tokens": [
                 len(tokens) - first for tokens, first in zip(plan["tokens"], plan["scored_from"], strict=True)
             ],
+            "pass_tokens": sum(len(tokens) for tokens in plan["tokens"]),
             "base_nats": losses({}),
-            "nats": [
-                [] if self.gates[block] != 1.0 or not alphas or nonfinite else [losses({block: a}) for a in alphas]
-                for block in range(self.num_blocks)
-            ],
+            "nats": [curve(block) if alphas else [] for block in range(self.num_blocks)],
             "nonfinite_blocks": nonfinite,
             "passes": 1.0 + len(alphas) * (self.num_blocks - 1) / 2,
         }
@@ -286,6 +291,8 @@ class FakeServer:
         def order(body: MeasureOrder) -> Response:
             if not self.armed or self.scan_refusal is not None:
                 return _problem(501, self.scan_refusal or "ToyLayer is not supported.")
+            if body.plan.get("group", 1) > 1:
+                return _problem(501, "The fake scans no groups.")
             name = uuid.uuid4().hex
             alphas = body.plan["alphas"]
             longest = max(len(row) for row in body.plan["tokens"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from flipwatch.monitors.alpha_scan import AlphaScanFinding, BlockScore
+from flipwatch.monitors.alpha_scan import AlphaScanFinding, BlockScore, Thresholds
 from flipwatch.monitors.finding import Action, Health, Place
 from flipwatch.monitors.wire import ModelFacts, SelfTest, SelfTestState
 from flipwatch.service.alerts import Alerts
@@ -50,8 +50,7 @@ FINDING = AlphaScanFinding(
     places=(Place(block=2, reason="skip gain 0.75 nats, z 12.5"),),
     action=Action.SKIP,
     base_loss_nats=3.5,
-    tau=6.0,
-    min_gain_nats=0.05,
+    thresholds=Thresholds(),
     blocks=(
         BlockScore(block=0, bss=0.5, slope=-0.25, skip_gain=-1.0, largest_deviation=0.375, bss_z=1.5, skip_gain_z=-0.5),
         BlockScore(block=1),
@@ -68,8 +67,7 @@ def _registry(live: Live, alerts: Alerts | None = None) -> CollectorRegistry:
         SidecarCollector(
             live,
             alerts or Alerts(k=1, n=3),
-            tau=6.0,
-            min_gain_nats=0.05,
+            thresholds=Thresholds(),
             open_mitigations=list,
             mitigations_done=lambda: Counter({MitigationAction.SKIP: 2}),
             mitigations_failed=Counter,

@@ -49,6 +49,29 @@ async def test_a_harmful_block_is_flagged_in_states_blocks_and_metrics(start: St
     assert metrics['flipwatch_block_zscore{block="4",model_name="toy-model",score="skip_gain"}'] > 6
 
 
+async def test_harmful_blocks_are_found_one_after_the_other(start: Start, server: FakeServer) -> None:
+    """One scan measures on without the block that it found, until none stands out; served gates stay as they are."""
+    server.harm[4], server.harm[6] = 5.0, 2.0
+    server.nan.add(1)
+    api = await start()
+    finding = (await api.scanned())["finding"]
+    assert finding["flagged"] == [1, 4, 6]
+    assert "with block 1, block 4 left out" in finding["reason"]
+    expected = server.loss(0, {1: 0.0, 4: 0.0, 6: 0.0}) + 0.015
+    assert finding["predicted_loss_nats"] == pytest.approx(expected)
+    assert server.gates == [1.0] * 8
+    assert server.seen.count("POST /measurements") == 3
+
+
+async def test_no_more_harmful_blocks_are_looked_for_than_wanted(start: Start, server: FakeServer) -> None:
+    """With `scan.max_faults` of 1 the scan ends behind the strongest; the other is named as its shadow."""
+    server.harm[4], server.harm[6] = 5.0, 2.0
+    api = await start(scan={"max_faults": 1})
+    finding = (await api.scanned())["finding"]
+    assert finding["flagged"] == [4]
+    assert "also better without block 6 (+1.690), perhaps by the same fault" in finding["reason"]
+
+
 async def test_a_nan_model_is_failed_in_states_metrics_and_alert(start: Start, server: FakeServer) -> None:
     """NaN is a state of its own and never a number."""
     server.nan.add(2)

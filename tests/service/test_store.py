@@ -78,14 +78,14 @@ def test_everything_is_there_after_reopening(tmp_path: Path) -> None:
     path = tmp_path / "flipwatch.db"
     store = Store(path)
     store.save_scan(scan(1, finding_id="f1"))
-    store.add_finding(finding(1), {"alphas": [0.0, 0.7], "base_nats": [None]})
+    store.add_finding(finding(1), [{"alphas": [0.0, 0.7], "base_nats": [None]}, {"alphas": [0.0], "base_nats": [2.5]}])
     store.save_mitigation(mitigation(1, MitigationState.APPLYING), event(1))
     store.close()
 
     store = Store(path)
     assert store.scan("s1") == scan(1, finding_id="f1")
     assert store.finding("f1") == finding(1)
-    assert store.reading("f1") == {"alphas": [0.0, 0.7], "base_nats": [None]}
+    assert store.readings("f1") == [{"alphas": [0.0, 0.7], "base_nats": [None]}, {"alphas": [0.0], "base_nats": [2.5]}]
     assert store.mitigation("m1") == mitigation(1, MitigationState.APPLYING)
     assert store.events() == [event(1)]
     store.close()
@@ -130,8 +130,9 @@ def test_unknown_ids_are_none() -> None:
     """What is not there is None, also the reading of a finding that has none."""
     store = Store(None)
     store.add_finding(finding(1))
-    for found in (store.scan("x"), store.finding("x"), store.reading("x"), store.mitigation("x"), store.reading("f1")):
+    for found in (store.scan("x"), store.finding("x"), store.mitigation("x")):
         assert found is None
+    assert store.readings("x") is store.readings("f1") is None
     store.close()
 
 
@@ -194,8 +195,8 @@ def test_readings_are_bounded_in_bytes() -> None:
     store = Store(None, readings_bytes=350)
     for number in range(5):
         health = Health.FAILED if number == 1 else Health.OK
-        store.add_finding(finding(number, health), {"x": "y" * 100})
-    assert [number for number in range(5) if store.reading(f"f{number}") is not None] == [1, 3, 4]
+        store.add_finding(finding(number, health), [{"x": "y" * 100}])
+    assert [number for number in range(5) if store.readings(f"f{number}") is not None] == [1, 3, 4]
     assert len(store.findings()) == 5
     store.close()
 
@@ -241,7 +242,7 @@ def test_a_number_that_is_not_finite_is_refused() -> None:
     with pytest.raises(ValueError, match="finite"):
         event(1).model_validate(event(1).model_dump() | {"at": float("nan")})
     with pytest.raises(ValueError, match="JSON compliant"):
-        store.add_finding(finding(1), {"loss": float("nan")})
+        store.add_finding(finding(1), [{"loss": float("nan")}])
     assert store.findings() == []
     store.close()
 
