@@ -5,7 +5,7 @@ Switched by `FLIPWATCH_TESTS`, a comma-separated list:
     vllm_compile   undo the CPU platform's rewrite of VLLM_COMPILE, so that the passes of a GPU's compile path run here
     inplace_norm   a fused add + norm that overwrites its inputs, as CUDA's does in eager mode
     unsalted       leave vLLM's compile-cache key as it is
-    failing_rank   the operation `facts` fails on rank 1 while the file named by `FLIPWATCH_TESTS_FAIL` exists
+    failing_rank   `facts` and `add_fault` fail on rank 1 while the file named by `FLIPWATCH_TESTS_FAIL` exists
     stuck_gate     rank 1 forgets gate writes while the file of that name with `-gate` behind it exists
     plain_weights  keep plain weights on CPU without Flipwatch, for the other side of a comparison
     odd_layer      Llama's layers return a list, a form that Flipwatch does not know and vLLM does not mind
@@ -95,14 +95,16 @@ def _told_to_fail(suffix: str = "") -> bool:
 def _failing_rank() -> None:
     from flipwatch.probe import worker
 
-    original = worker._OPERATIONS["facts"]
+    def failing(original: Any) -> Any:
+        def operation(probe: Any, **payload: Any) -> dict[str, Any]:
+            if _told_to_fail():
+                raise RuntimeError("made to fail by a test")
+            return original(probe, **payload)
 
-    def facts(probe: Any) -> dict[str, Any]:
-        if _told_to_fail():
-            raise RuntimeError("made to fail by a test")
-        return original(probe)
+        return operation
 
-    worker._OPERATIONS["facts"] = facts
+    for name in ("facts", "add_fault"):
+        worker._OPERATIONS[name] = failing(worker._OPERATIONS[name])
 
 
 def _stuck_gate() -> None:

@@ -20,6 +20,11 @@ class Reference:
         lists = (module for module in self._model.modules() if isinstance(module, torch.nn.ModuleList))
         self._layers: Any = max(lists, key=len)
 
+    def parameter(self, name: str) -> torch.Tensor:
+        """A weight by its full name, as it lies in memory."""
+        found: torch.Tensor = self._model.get_parameter(name).data
+        return found
+
     @contextmanager
     def alpha(self, block: int | None, alpha: float) -> Iterator[None]:
         """Scale what one layer adds to its input."""

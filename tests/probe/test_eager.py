@@ -4,6 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+
+from flipwatch.monitors.faults import FaultSpec, inject
 
 from ..vllm_server import VllmServer
 from .reference import Reference, largest_difference
@@ -111,17 +114,49 @@ def test_non_finite_block_is_named(healthy: VllmServer, prompts: list[str]) -> N
 
 
 def test_fault_is_undone_bit_for_bit(healthy: VllmServer, prompts: list[str]) -> None:
-    """Overlapping faults come out in any order and leave the model as it was; its digest is that of what was loaded."""
+    """Overlapping faults come out in any order and leave the model as it was, in blocks and outside of them."""
     before = healthy.outputs(prompts)
-    digest = healthy.facts()["model_digest"]
-    assert len(digest) == 32
-    first = healthy.inject(block=4, tensor="mlp.up_proj", kind="burst", count=18)
-    second = healthy.inject(block=4, tensor="mlp.gate_up_proj", kind="zeros", count=200_000)
-    assert healthy.outputs(prompts) != before
-    assert healthy.facts()["model_digest"] == digest
-    healthy.heal(first)
-    healthy.heal(second)
+    faults = [
+        healthy.inject(block=4, tensor="mlp.up_proj", kind="burst", count=18),
+        healthy.inject(block=4, tensor="mlp.up_proj", kind="stale", count=400_000, source="mlp.down_proj"),
+        healthy.inject(block=4, tensor="mlp.gate_up_proj", kind="lost"),
+        healthy.inject(tensor="model.norm", kind="sign", seed=3),
+        healthy.inject(tensor="lm_head", kind="neighbours", count=100_000),
+    ]
+    stood = healthy.facts()["faults"]
+    assert [fault["id"] for fault in stood] == faults
+    up, stale, _, norm, head = stood
+    assert up["tensor"] == stale["tensor"] == "model.layers.4.mlp.gate_up_proj.weight"
+    assert stale["source"] == "model.layers.4.mlp.down_proj.weight"
+    assert (norm["tensor"], norm["block"], norm["count"]) == ("model.norm.weight", None, 1)
+    # SmolLM2's head is its embedding.
+    assert (head["tensor"], head["shared_with"]) == ("model.embed_tokens.weight", ["lm_head.weight"])
+    damaged = [before]
+    for fault in faults[::2] + faults[1::2]:
+        damaged.append(healthy.outputs(prompts[:1]))
+        healthy.heal(fault)
+    assert all(one[0] != before[0] for one in damaged[1:])
     assert healthy.outputs(prompts) == before
+
+
+def test_found_flips_strike_the_same_values(healthy: VllmServer, prompts: list[str], reference: Reference) -> None:
+    """Flips in a checkpoint's tensors do in the packed tensors of the served model what they do in Hugging Face's."""
+    tokens = healthy.tokens(prompts[3])
+    before = healthy.prompt_logprobs(tokens)
+    undo = []
+    for part in ("mlp.up_proj", "self_attn.v_proj"):
+        name = f"model.layers.4.{part}.weight"
+        values = reference.parameter(name)
+        # The bit that takes a weight 16 times its size, of the five that become largest.
+        larger = (values.view(torch.int32) ^ (1 << 25)).view(torch.float32).abs().flatten()
+        flips = [[index, 25] for index in larger.topk(5).indices.tolist()]
+        healthy.inject(tensor=name, kind="flips", flips=flips)
+        undo.append(inject(FaultSpec.model_validate({"kind": "flips", "flips": flips}), values))
+    served, expected = healthy.prompt_logprobs(tokens), reference.logprobs(tokens)
+    for back in undo:
+        back()
+    assert largest_difference(served, expected) < 1e-3
+    assert largest_difference(served, before) > 0.05
 
 
 def test_change_voids_a_measurement(healthy: VllmServer, prompts: list[str]) -> None:
@@ -166,6 +201,12 @@ def test_change_voids_a_measurement(healthy: VllmServer, prompts: list[str]) -> 
         ("POST", "/faults", {"block": 99, "tensor": "mlp.up_proj", "kind": "nan"}, 404, "99"),
         ("POST", "/faults", {"block": 1, "tensor": "nothing", "kind": "nan"}, 404, "mlp.down_proj.weight"),
         ("POST", "/faults", {"block": 1, "tensor": "mlp.up_proj", "kind": "rust"}, 422, "kind"),
+        ("POST", "/faults", {"tensor": "nothing", "kind": "nan"}, 404, "model.norm.weight"),
+        ("POST", "/faults", {"tensor": "model.layers.99.mlp.up_proj", "kind": "nan"}, 404, "99"),
+        ("POST", "/faults", {"block": 1, "tensor": "mlp.up_proj", "kind": "stale"}, 422, "needs a source"),
+        ("POST", "/faults", {"block": 1, "tensor": "up_proj", "kind": "stale", "source": "x"}, 404, "'x'"),
+        ("POST", "/faults", {"tensor": "lm_head", "kind": "bit", "bit": 40}, 422, "has the bits 0 to 31"),
+        ("POST", "/faults", {"tensor": "lm_head", "kind": "flips", "flips": [[10**12, 1]]}, 422, "no value"),
         ("DELETE", "/faults/none", None, 404, "none"),
     ],
 )

@@ -94,6 +94,26 @@ def test_gates_are_never_half_applied(two_ranks: VllmServer, switch: Path) -> No
     assert two_ranks.outputs([TEXT]) == before
 
 
+def test_faults_are_never_half_there(two_ranks: VllmServer, switch: Path) -> None:
+    """A fault that fails on one rank is taken back on the other; one for whole tensors is refused."""
+    before = two_ranks.outputs([TEXT])
+    order = {"block": 2, "tensor": "mlp.down_proj", "kind": "lost"}
+    switch.touch()
+    try:
+        reply = two_ranks.probe.post("/faults", json=order)
+        assert reply.status_code == 502
+        assert "rank 1: RuntimeError" in reply.json()["detail"]
+    finally:
+        switch.unlink()
+    assert two_ranks.facts()["faults"] == []
+    assert two_ranks.outputs([TEXT]) == before
+    two_ranks.heal(two_ranks.inject(**order))
+    assert two_ranks.outputs([TEXT]) == before
+    reply = two_ranks.probe.post("/faults", json=order | {"kind": "flips", "flips": [[0, 30]]})
+    assert reply.status_code == 501
+    assert "2 shards" in reply.json()["detail"]
+
+
 def test_paused_server_is_left_alone(two_ranks: VllmServer) -> None:
     """While somebody else has paused vLLM, nothing is read, measured or changed, and the pause stays theirs."""
     before = two_ranks.outputs([TEXT])
