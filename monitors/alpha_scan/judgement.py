@@ -3,7 +3,8 @@
 A scan has rounds: each measures the model without the blocks that the rounds before have flagged.  In each round are
 flagged, by the rule named *harm*,
 
-- the block with the largest skip gain, when that is at least `min_gain_nats` and at least `min_gain_t` standard errors;
+- the block with the largest skip gain, when that is at least `min_gain_nats` (above its healthy value, where a clean
+  profile knows it) and at least `min_gain_t` standard errors;
 - blocks whose output is not finite;
 - blocks that explode, when the loss without them is lower;
 - the block without which a loss that is not finite becomes finite.
@@ -83,7 +84,8 @@ def judge(
         if not places.keys() >= set(model.left_out):
             # Left out on a suspicion that did not hold.
             continue
-        found, shadows = _flags(model, models[number + 1] if number + 1 < len(models) else None, thresholds)
+        after = models[number + 1] if number + 1 < len(models) else None
+        found, shadows = _flags(model, after, thresholds, profile)
         places |= {place.block: place for place in found if place.block not in places}
     shown = next((model for model in models if any(model.nats)), served)
     blocks = [
@@ -120,11 +122,11 @@ def judge(
 
 def flagged_in(model: AlphaScanReading, after: AlphaScanReading | None, thresholds: Thresholds) -> list[int]:
     """Blocks that one round flags; `after` is the round without them, if there is one."""
-    return [place.block for place in _flags(model, after, thresholds)[0]]
+    return [place.block for place in _flags(model, after, thresholds, None)[0]]
 
 
 def _flags(
-    model: AlphaScanReading, after: AlphaScanReading | None, thresholds: Thresholds
+    model: AlphaScanReading, after: AlphaScanReading | None, thresholds: Thresholds, profile: Profile | None
 ) -> tuple[list[Place], list[BlockScore]]:
     """What one round flags, and blocks that look harmful but may only be in the shadow of those."""
     base = mean(model.base_nats, model.scored_tokens)
@@ -143,7 +145,7 @@ def _flags(
         return found, []
     if base is None:
         return _ways_out(model, where), []
-    harmful = [score for score in scores(model) if is_harmful(score, thresholds)]
+    harmful = [score for score in scores(model) if is_harmful(score, thresholds, profile)]
     harmful.sort(key=lambda score: -(score.skip_gain or 0.0))
     for score in harmful[:1]:
         numbers = f"{score.skip_gain:.3f} nats lower (t {_number(score.skip_gain_t)}, z {_number(score.skip_gain_z)})"
@@ -151,12 +153,17 @@ def _flags(
     return found, harmful[1:]
 
 
-def is_harmful(score: BlockScore, thresholds: Thresholds) -> bool:
-    """The rule harm for one block.  A gain without a standard error proves nothing."""
+def is_harmful(score: BlockScore, thresholds: Thresholds, profile: Profile | None) -> bool:
+    """The rule harm for one block.  A gain without a standard error proves nothing.
+
+    On texts that are foreign to a model even a healthy block may be better left out; a profile knows by how much.
+    """
     gain, t = score.skip_gain, score.skip_gain_t
-    return (
-        gain is not None and t is not None and gain > 0 and gain >= thresholds.min_gain_nats
-    ) and t >= thresholds.min_gain_t
+    if gain is None or t is None or gain <= 0:
+        return False
+    healthy = None if profile is None else profile.blocks[score.block].skip_gain
+    above = gain if healthy is None else min(gain, gain - healthy)
+    return above >= thresholds.min_gain_nats and t >= thresholds.min_gain_t
 
 
 def _ways_out(model: AlphaScanReading, where: str) -> list[Place]:
