@@ -98,8 +98,10 @@ def _read(spec: Path) -> list[Json]:
     try:
         text = sys.stdin.read() if spec == Path("-") else spec.read_text(encoding="utf-8")
         orders = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise CliError(f"{spec} cannot be read as JSON: {error}") from None
+    except OSError as error:
+        raise CliError(f"{spec} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise CliError(f"{spec} cannot be read as JSON: {error}.") from None
     orders = orders if isinstance(orders, list) else [orders]
     if not orders or not all(isinstance(order, dict) for order in orders):
         raise CliError(f"{spec} must hold a fault as a JSON object, or a list of such.")

@@ -410,11 +410,35 @@ async def test_faults_are_injected_and_undone_by_admin(start: Start, server: Fak
     assert [event.what for event in api.sidecar.store.events(2)] == ["fault undone", "fault injected"]
 
 
-@pytest.mark.parametrize("body", [{"block": False, "tensor": "x", "kind": "nan"}, {"block": 1}, {"block": 1, "x": 2}])
-async def test_a_wrong_fault_is_422(start: Start, body: object) -> None:
-    """`{"block": false}` is refused."""
+async def test_a_fault_outside_the_blocks_names_all_that_it_damages(start: Start) -> None:
+    """No block, and the other name of a tied tensor; flips come through as they were ordered."""
     api = await start(faults={"enabled": True})
-    _problem(await api.post("/v1/faults", body, who="boss"), 422, "invalid-request")
+    order = {"tensor": "embed_tokens", "kind": "flips", "flips": [[7, 30], [8, 14]]}
+    made = await api.post("/v1/faults", order, who="boss")
+    assert made.status_code == 201
+    assert made.json()["block"] is None
+    assert made.json()["shared_with"] == ["lm_head.weight"]
+    assert made.json()["flips"] == [[7, 30], [8, 14]]
+    assert (await api.get("/v1/faults", who="boss")).json() == [made.json()]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"block": False, "tensor": "x", "kind": "nan"}, "block"),
+        ({"block": 1}, "kind"),
+        ({"block": 1, "x": 2}, "kind"),
+        ({"tensor": "x", "kind": "nan", "bit": 3}, "bit is for kind bit only"),
+        ({"tensor": "x", "kind": "flips"}, "needs a list of flips"),
+        ({"tensor": "x", "kind": "stale"}, "needs a source"),
+        ({"tensor": "x", "kind": "nan", "source": "y"}, "needs a source"),
+        ({"tensor": "x", "kind": "burst", "factor": "much"}, "factor"),
+    ],
+)
+async def test_a_wrong_fault_is_422(start: Start, body: object, words: str) -> None:
+    """Wrong types (`{"block": false}`), missing fields, and fields of another kind, each with its sentence."""
+    api = await start(faults={"enabled": True})
+    assert words in _problem(await api.post("/v1/faults", body, who="boss"), 422, "invalid-request")["detail"]
 
 
 async def test_faults_need_both_switches(start: Start, server: FakeServer) -> None:

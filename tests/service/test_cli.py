@@ -41,13 +41,20 @@ class Desk:
     url: str
     config: Path
 
-    def run(self, *arguments: str, token: str | None = BOSS, **variables: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *arguments: str, token: str | None = BOSS, stdin: str | None = None, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
         """Call the program."""
         environment = _plain_environment() | {"FLIPWATCH_URL": self.url}
         if token is not None:
             environment["FLIPWATCH_TOKEN"] = token
         return subprocess.run(
-            [*PROGRAM, *arguments], env=environment | variables, capture_output=True, text=True, timeout=60
+            [*PROGRAM, *arguments],
+            env=environment | variables,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
 
     def json(self, *arguments: str, code: int = 0) -> Any:
@@ -221,12 +228,57 @@ def test_mitigate_attenuate(desk: Desk) -> None:
 
 def test_inject_and_undo(desk: Desk) -> None:
     """A fault is made, listed and taken back."""
-    fault = desk.json("inject", "fault", "2", "mlp.up_proj", "--kind", "burst", "--count", "18")
-    assert fault["block"] == 2
+    fault = desk.json("inject", "fault", "2", "mlp.up_proj", "--kind", "burst", "--count", "18", "--factor", "3")
+    assert (fault["block"], fault["factor"]) == (2, 3.0)
     assert [made["id"] for made in desk.json("inject", "list")] == [fault["id"]]
     assert fault["id"] in desk.run("inject", "list").stdout
     assert desk.run("inject", "undo", fault["id"]).returncode == 0
     assert desk.json("inject", "list") == []
+
+
+def test_inject_outside_the_blocks(desk: Desk) -> None:
+    """A tensor alone is one outside the blocks; the line says what else is damaged with it."""
+    told = desk.run("inject", "fault", "embed_tokens", "--kind", "bit", "--bit", "14")
+    assert told.returncode == 0
+    assert "bit in 18 values of model.embed_tokens.weight, which is also lm_head.weight" in told.stdout
+    (fault,) = desk.json("inject", "list")
+    assert (fault["block"], fault["bit"]) == (None, 14)
+    assert desk.run("inject", "undo", fault["id"]).returncode == 0
+
+
+def test_inject_what_a_file_says(desk: Desk, tmp_path: Path) -> None:
+    """One fault or a list, from a file or standard input; of a list with a wrong one, nothing is left."""
+    found = {"tensor": "model.layers.3.mlp.up_proj.weight", "kind": "flips", "flips": [[5, 30]]}
+    stale = {"block": 1, "tensor": "mlp.up_proj", "kind": "stale", "source": "mlp.gate_proj", "seed": 4}
+    file = tmp_path / "faults.json"
+    file.write_text(json.dumps([found, stale]))
+    made = desk.json("inject", "fault", "--spec", str(file))
+    assert [one["kind"] for one in made] == ["flips", "stale"]
+    assert (made[0]["flips"], made[1]["source"], made[1]["seed"]) == ([[5, 30]], "mlp.gate_proj", 4)
+    piped = desk.run("inject", "fault", "--spec", "-", "--json", stdin=json.dumps(found))
+    assert [one["tensor"] for one in json.loads(piped.stdout)] == [made[0]["tensor"]]
+    for fault in desk.json("inject", "list"):
+        assert desk.run("inject", "undo", fault["id"]).returncode == 0
+    file.write_text(json.dumps([found, stale | {"block": 99}]))
+    desk.refused("inject", "fault", "--spec", str(file), words="blocks")
+    assert desk.json("inject", "list") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[]", "must hold a fault"),
+        ('{"tensor": "x", "kind": "burst", "factor": NaN}', "cannot be sent"),
+        (None, "No such file"),
+    ],
+)
+def test_a_wrong_file_is_one_sentence(desk: Desk, tmp_path: Path, text: str | None, words: str) -> None:
+    """No JSON, no fault in it, a wrong fault, no file."""
+    file = tmp_path / "fault.json"
+    if text is not None:
+        file.write_text(text)
+    desk.refused("inject", "fault", "--spec", str(file), words=words)
 
 
 @pytest.mark.parametrize(
@@ -247,6 +299,10 @@ def test_inject_and_undo(desk: Desk) -> None:
         (["scan", "--grid", "1e400"], "neither quick, full, nor numbers"),
         (["mitigate", "undo", "nothing"], "There is no mitigation nothing"),
         (["inject", "fault", "99", "mlp.up_proj"], "blocks"),
+        (["inject", "fault", "4"], "Name a block and a tensor"),
+        (["inject", "fault", "lm_head", "--spec", "x.json"], "one of the two"),
+        (["inject", "fault", "lm_head", "--bit", "3"], "bit is for kind bit only"),
+        (["inject", "fault", "lm_head", "--kind", "stale"], "needs a source"),
         (["inject", "undo", "nothing"], "There is no fault nothing"),
     ],
 )
