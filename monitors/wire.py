@@ -100,8 +100,8 @@ class ModelFacts(Wire):
     scan_refusal: str | None
     """Why this model cannot be scanned, one sentence; None when it can."""
     model_digest: str | None
-    """Hex digest of a sample of the weights as they were loaded; damage afterwards does not change it.  None: not armed,
-    or the weights could not be read (vLLM's log says why)."""
+    """Hex digest of a sample of the weights as they were loaded; damage afterwards does not change it.  None: not
+    armed, or the weights could not be read (vLLM's log says why)."""
     mode: str
     """`eager` or `compiled`."""
     dtype: str

@@ -11,15 +11,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from .. import __version__
-from ..monitors.alpha_scan import AlphaScan, AlphaScanFinding, Thresholds
+from ..monitors.alpha_scan import AlphaScan, AlphaScanFinding, Profile, Thresholds
 from ..monitors.finding import Health
 from .alerts import NAMES, Alerts
 from .live import Live
+from .metrics_scores import of_blocks, of_profile, of_thresholds
 from .records import MitigationAction, MitigationRecord, MitigationState
 from .sidecar import Sidecar
 from .store import StoreError
 
-SCORES = ("bss", "slope", "skip_gain", "largest_deviation")
 SKIPPED = ("running", "interrupted", "misfire")
 
 
@@ -32,6 +32,7 @@ class SidecarCollector(Collector):
         alerts: Alerts,
         *,
         thresholds: Thresholds,
+        profile: Callable[[], Profile | None],
         open_mitigations: Callable[[], Iterable[MitigationRecord]],
         mitigations_done: Callable[[], Mapping[MitigationAction, int]],
         mitigations_failed: Callable[[], Mapping[MitigationAction, int]],
@@ -40,6 +41,7 @@ class SidecarCollector(Collector):
         self._live = live
         self._alerts = alerts
         self._thresholds = thresholds
+        self._profile = profile
         self._open_mitigations = open_mitigations
         self._mitigations_done = mitigations_done
         self._mitigations_failed = mitigations_failed
@@ -93,44 +95,9 @@ class SidecarCollector(Collector):
         yield usable
 
     def _blocks(self) -> Iterable[Metric]:
-        labels = ["model_name", "block", "score"]
-        zscore = GaugeMetricFamily(
-            "flipwatch_block_zscore", "Robust z of a block's score over all blocks, from the last scan.", labels=labels
-        )
-        score = GaugeMetricFamily(
-            "flipwatch_block_score",
-            "A block's score from the last scan, in nats per scored token (slope: per unit of alpha).",
-            labels=labels,
-        )
-        flagged = GaugeMetricFamily(
-            "flipwatch_block_flagged",
-            "Whether the last scan flagged the block (1) or not (0).",
-            labels=["model_name", "block"],
-        )
-        finding = self._finding
-        for block in finding.blocks if finding is not None else ():
-            name, number = self._name, str(block.block)
-            for which in SCORES:
-                value, z = getattr(block, which), getattr(block, f"{which}_z")
-                if value is not None:
-                    score.add_metric([name, number, which], value)
-                if z is not None:
-                    zscore.add_metric([name, number, which], z)
-            flagged.add_metric([name, number], int(block.flagged))
-        yield from (zscore, score, flagged)
-        threshold = GaugeMetricFamily(
-            "flipwatch_threshold",
-            "Tau, the z above which a block stands out.  Only skip gains flag; the largest one by its nats alone.",
-            labels=["score"],
-        )
-        for which in SCORES:
-            threshold.add_metric([which], self._thresholds.tau)
-        yield threshold
-        yield GaugeMetricFamily(
-            "flipwatch_skip_gain_threshold_nats",
-            "Skip gain from which the block with the largest one is flagged, whatever its z.",
-            value=self._thresholds.min_gain_nats,
-        )
+        yield from of_blocks(self._finding, self._name)
+        yield from of_thresholds(self._thresholds)
+        yield from of_profile(self._profile(), self._finding, self._name)
         gate = GaugeMetricFamily(
             "flipwatch_block_gate",
             "Alpha of the block as served: 1 normal, 0 left out.",
@@ -184,6 +151,12 @@ class SidecarCollector(Collector):
         if live.last_scan_seconds is not None:
             took.add_metric([], live.last_scan_seconds)
         yield took
+        passes = GaugeMetricFamily(
+            "flipwatch_scan_passes", "What the last scan cost, in forward passes over the validation set."
+        )
+        if self._finding is not None:
+            passes.add_metric([], self._finding.passes)
+        yield passes
         yield _counter("scans", "Scans that were started.", live.scans)
         yield _counter("scan_failures", "Scans that could not be done.", live.scan_failures)
         skipped = CounterMetricFamily(
@@ -253,6 +226,7 @@ def registry(sidecar: Sidecar) -> CollectorRegistry:
             sidecar.live,
             sidecar.alerts,
             thresholds=sidecar.settings.alpha_scan,
+            profile=lambda: sidecar.baseline.current,
             open_mitigations=sidecar.store.open_mitigations,
             mitigations_done=lambda: sidecar.mitigator.done,
             mitigations_failed=lambda: sidecar.mitigator.failed,

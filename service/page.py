@@ -62,6 +62,7 @@ def render(
             '<nav class="soft"><a href="/v1/states">states</a><a href="/v1/blocks">blocks</a>'
             '<a href="/metrics">metrics</a><a href="/openapi.json">API</a></nav></header>',
             "".join(_verdict(state) for state in _worst_first(states.states)),
+            f'<p class="soft">{escape(states.profile)}</p>',
             _alerts(states),
             _mitigations(states, mitigations),
             _blocks(blocks, tau),

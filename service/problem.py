@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
 from ..monitors.wire import Problem
+from .baseline import BaselineError
 from .guard import (
     InvalidOrder,
     MitigationConflict,
@@ -120,6 +121,10 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(ScanBusy)
     async def _busy(_: Request, error: ScanBusy) -> JSONResponse:
+        return document(Kind.CONFLICT, str(error))
+
+    @app.exception_handler(BaselineError)
+    async def _baseline(_: Request, error: BaselineError) -> JSONResponse:
         return document(Kind.CONFLICT, str(error))
 
     @app.exception_handler(StoreError)

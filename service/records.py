@@ -25,12 +25,14 @@ class ScanState(StrEnum):
 
 
 class ScanTrigger(StrEnum):
-    """Why a scan ran: the clock, the count of served requests, somebody asked, or a mitigation wanted proof."""
+    """Why a scan ran: the clock, the count of served requests, somebody asked, a mitigation wanted proof, or a clean
+    profile is to be made of it."""
 
     SCHEDULE = "schedule"
     REQUESTS = "requests"
     REQUEST = "request"
     VERIFICATION = "verification"
+    BASELINE = "baseline"
 
 
 class ScanRecord(Record):
@@ -48,6 +50,8 @@ class ScanRecord(Record):
     finding_id: str | None = None
     error: str | None = None
     """Why the scan failed, one sentence."""
+    profile_refusal: str | None = None
+    """Why no clean profile was made of it, though that was asked for, one sentence."""
 
 
 class FindingRecord(Record):

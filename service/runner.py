@@ -1,26 +1,31 @@
-"""The one loop that measures: orders a scan, advances it in parts, judges, stores, tells.
+"""The one loop that scans: measures, judges, stores, tells.
 
 ScanBusy        another measurement runs
-ScanError       the scan cannot be done; one sentence (becomes the reason of an `unknown` finding)
-    ModelChanged    vLLM was restarted, or its gates changed, while it was measured
 """
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from typing import Any
 from uuid import uuid4
 
 import structlog
 
-from ..monitors.alpha_scan import FULL_GRID, QUICK_GRID, AlphaScan, AlphaScanFinding, AlphaScanPlan, AlphaScanReading
+from ..monitors.alpha_scan import (
+    FULL_GRID,
+    QUICK_GRID,
+    AlphaScan,
+    AlphaScanFinding,
+    AlphaScanPlan,
+    AlphaScanReading,
+    Strategy,
+)
 from ..monitors.finding import Action, Finding, Health
-from ..monitors.wire import MeasureOrder, ModelFacts, Progress
+from ..monitors.wire import ModelFacts
+from .baseline import Baseline, BaselineError
 from .live import Live
-from .mitigation_steps import LossUnavailable
-from .pace import Pace
-from .probe import Probe, ProbeError, ProbeRefused
+from .measuring import Measured, Measurer, ScanError
+from .mitigation_steps import ITSELF, LossUnavailable
+from .probe import Probe, ProbeError
 from .records import FindingRecord, ScanRecord, ScanState, ScanTrigger
 from .settings import ScanSettings
 from .store import Store, StoreError
@@ -30,22 +35,11 @@ from .watcher import Watcher
 
 Grid = str | list[float]
 
-# Sequences x alphas x length of one block call: about as much as a step of serving.
-_TOKENS_PER_STEP = 512
-
 _log = structlog.get_logger(__name__)
 
 
 class ScanBusy(Exception):
     """A scan cannot start: another measurement runs."""
-
-
-class ScanError(Exception):
-    """The scan cannot be done; the message is one sentence."""
-
-
-class ModelChanged(ScanError):
-    """The model that the measurement began with is gone; its numbers would mix two models."""
 
 
 class Runner:
@@ -65,6 +59,7 @@ class Runner:
         probe: Probe,
         watcher: Watcher,
         validation: ValidationSet,
+        baseline: Baseline,
         told: Callable[[Finding, FindingRecord], Awaitable[None]],
         changing: Callable[[], bool],
         rest: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -74,12 +69,17 @@ class Runner:
         self._monitor = monitor
         self._live = live
         self._store = store
-        self._probe = probe
-        self._watcher = watcher
-        self._validation = validation
+        self._measurer = Measurer(
+            part_budget_ms=settings.part_budget_ms,
+            live=live,
+            probe=probe,
+            watcher=watcher,
+            validation=validation,
+            rest=rest,
+        )
+        self._baseline = baseline
         self._told = told
         self._changing = changing
-        self._rest = rest
         self._now = now
         self._engine = asyncio.Lock()
         """Held by whoever measures."""
@@ -153,13 +153,17 @@ class Runner:
         await self.interrupt("A mitigation took the engine; a new scan follows.")
         async with self._engine:
             try:
-                (reading,) = await self._measure([], duty=1.0)
+                measured = await self._measurer.measure(self._monitor, [], duty=1.0, note=lambda *_: None)
             except (ScanError, VllmError, ValidationSetError) as error:
                 raise LossUnavailable(str(error)) from error
-        finding = self._monitor.judge([reading])
-        if finding.base_loss_nats is None and not reading.scored_tokens:
+        finding = self._monitor.judge(measured.readings)
+        if not finding.sequences:
             raise LossUnavailable("Nothing was measured.")
         return finding.base_loss_nats
+
+    async def order(self) -> tuple[ModelFacts, AlphaScanPlan]:
+        """The model of now, and what a scan of it by the settings measures; raises what `Measurer.order` raises."""
+        return await self._measurer.order(alphas(self._settings.grid))
 
     async def _scan(self, record: ScanRecord, grid: Grid | None) -> None:
         log = _log.bind(scan_id=record.id)
@@ -167,11 +171,21 @@ class Runner:
         started = time.monotonic()
         readings: list[AlphaScanReading] = []
         error: str | None = None
+        profile_refusal: str | None = None
         try:
             async with self._engine:
                 self._keep(record.model_copy(update={"state": ScanState.RUNNING}))
-                readings = await self._measure(alphas(grid or self._settings.grid), duty=self._settings.duty)
-            finding = self._as_offered(self._monitor.judge(readings))
+                measured = await self._measurer.measure(
+                    self._scanner(record.trigger),
+                    alphas(grid or self._settings.grid),
+                    duty=self._settings.duty,
+                    note=self._note,
+                )
+            readings = measured.readings
+            judged = self._judge(measured)
+            if record.trigger is ScanTrigger.BASELINE:
+                profile_refusal = self._recorded(measured, judged)
+            finding: Finding = self._as_offered(judged)
         except asyncio.CancelledError as cancelled:
             self._interrupted(self._current(record), str(cancelled) or "The sidecar was stopped.")
             raise
@@ -187,7 +201,8 @@ class Runner:
         else:
             self._live.scan_failures += 1
             finding = Finding(monitor=self._monitor.name, health=Health.UNKNOWN, reason=error)
-        kept = self._conclude(self._current(record), finding, readings, error)
+        ended = self._current(record).model_copy(update={"profile_refusal": profile_refusal})
+        kept = self._conclude(ended, finding, readings, error)
         log.info("scan ended", health=finding.health.value, reason=finding.reason)
         await self._told(finding, kept)
 
@@ -214,6 +229,29 @@ class Runner:
         self._end(record, state, error=error, finding_id=finding_id)
         return kept
 
+    def _scanner(self, trigger: ScanTrigger) -> AlphaScan:
+        """The monitor of the settings; for a profile it measures every block on every sequence."""
+        if trigger is not ScanTrigger.BASELINE:
+            return self._monitor
+        return AlphaScan(self._monitor.thresholds, Strategy.PLAIN, self._monitor.max_faults)
+
+    def _judge(self, measured: Measured) -> AlphaScanFinding:
+        """With the clean profile where it fits; where it does not, the reason says so."""
+        finding = self._monitor.judge(measured.readings, self._baseline.fitting(measured))
+        if self._baseline.misfit is None:
+            return finding
+        return finding.model_copy(
+            update={"reason": f"{finding.reason}; the one that is kept does not fit: {self._baseline.misfit}"}
+        )
+
+    def _recorded(self, measured: Measured, finding: AlphaScanFinding) -> str | None:
+        """Make the clean profile of this scan; why that cannot be, or None."""
+        try:
+            self._baseline.record(measured, finding, ITSELF)
+        except (BaselineError, StoreError) as refusal:
+            return str(refusal)
+        return None
+
     def _as_offered(self, finding: AlphaScanFinding) -> Finding:
         """Suggest a skip only where the gates are known to act."""
         refusal = self._live.gates_refusal()
@@ -223,88 +261,11 @@ class Runner:
             update={"action": Action.INVESTIGATE, "reason": f"{finding.reason}; no skip is offered: {refusal}"}
         )
 
-    # Measuring
-
-    async def _measure(self, grid: list[float], *, duty: float) -> list[AlphaScanReading]:
-        """One plan after the other, until the monitor wants no more; checks that it was one model all the time."""
-        facts = await self._watcher.look()
-        if facts.scan_refusal is not None:
-            raise ScanError(f"This model cannot be scanned: {facts.scan_refusal}")
-        if self._live.model_name is None:
-            raise ScanError("vLLM does not say under which name it serves the model, so nothing can be tokenised.")
-        # vLLM's own limit for one step holds for a block call too, which takes a sequence at all alphas at once.
-        longest = facts.max_tokens // max(1, len(grid))
-        tokens, scored_from = await self._validation.sequences(self._live.model_name, longest)
-        order = AlphaScanPlan(
-            alphas=grid,
-            tokens=tokens,
-            scored_from=scored_from,
-            tokens_per_step=min(_TOKENS_PER_STEP, facts.max_tokens),
-        )
-        readings: list[AlphaScanReading] = []
-        while (plan := self._monitor.next_plan(order, readings)) is not None:
-            readings.append(await self._reading(plan, facts, duty))
-        after = await self._watcher.look()
-        if after.boot_id != facts.boot_id:
-            raise ModelChanged("vLLM was restarted while it was measured.")
-        if after.gates != facts.gates or after.faults != facts.faults:
-            raise ModelChanged("The model was changed while it was measured.")
-        return readings
-
-    async def _reading(self, plan: AlphaScanPlan, facts: ModelFacts, duty: float) -> AlphaScanReading:
-        """Order one plan and advance it to the end."""
-        order = MeasureOrder(monitor=self._monitor.name, plan=plan.model_dump(mode="json"))
-        try:
-            progress = await self._probe.order(order)
-        except ProbeRefused as refused:
-            raise ScanError(f"The probe refused the scan (HTTP {refused.status}): {refused.detail}") from refused
-        try:
-            return AlphaScanReading.model_validate(await self._advance(progress, duty))
-        except ProbeRefused as refused:
-            raise await self._explained(refused, facts) from refused
-
-    async def _advance(self, progress: Progress, duty: float) -> dict[str, Any]:
-        """All parts of an ordered measurement; its reading."""
-        pace = Pace(self._settings.part_budget_ms / 1000.0, duty)
-        before = 0 if self._progress is None else self._progress.steps_done
-        try:
-            self._note(progress, before)
-            while progress.reading is None:
-                done, asked_at = progress.steps_done, time.monotonic()
-                progress = await self._probe.advance(progress.id, pace.steps)
-                wall = time.monotonic() - asked_at
-                self._live.scan_parts += 1
-                self._note(progress, before)
-                if progress.reading is None and progress.steps_done <= done:
-                    raise ScanError(f"The probe made no progress after step {done} of {progress.steps_total}.")
-                pace.observe(progress.steps_done - done, progress.seconds)
-                await self._rest(pace.rest(progress.seconds, wall))
-            return progress.reading
-        finally:
-            # Also when cancelled: what the measurement holds on the device must not outlive it.  With its reading
-            # the probe has dropped it.
-            if progress.reading is None:
-                with suppress(ProbeError):
-                    await asyncio.shield(self._probe.drop(progress.id))
-
-    async def _explained(self, refused: ProbeRefused, before: ModelFacts) -> ScanError:
-        """What a refusal in the middle of a measurement means."""
-        now = await self._watcher.look()
-        if now.boot_id != before.boot_id:
-            return ModelChanged("vLLM was restarted while it was measured.")
-        if refused.status == 409:
-            return ModelChanged(f"The measurement is void: {refused.detail}")
-        return ScanError(f"The probe gave the scan up (HTTP {refused.status}): {refused.detail}")
-
     # Book-keeping
 
-    def _note(self, progress: Progress, before: int) -> None:
-        """The record counts all plans of a scan; how many there will be is not known before."""
-        self._live.engine_held_seconds += progress.seconds
+    def _note(self, done: int, total: int) -> None:
         if self._progress is not None and self._progress.state is ScanState.RUNNING:
-            self._progress = self._progress.model_copy(
-                update={"steps_done": before + progress.steps_done, "steps_total": before + progress.steps_total}
-            )
+            self._progress = self._progress.model_copy(update={"steps_done": done, "steps_total": total})
 
     def _interrupted(self, record: ScanRecord, why: str) -> None:
         self._live.scans_skipped["interrupted"] += 1

@@ -109,6 +109,7 @@ class StatesView(View):
     scanning: bool
     last_scan_at: float | None
     mitigation: MitigationOffer
+    profile: str = Field(description="Whether scans are judged with a clean profile, one sentence.")
     states: list[StateView]
     alerts: list[AlertView]
 

@@ -11,6 +11,7 @@ from ..monitors.alpha_scan import AlphaScan
 from ..monitors.finding import Finding, Health
 from ..monitors.wire import ModelFacts
 from .alerts import Alerts
+from .baseline import Baseline
 from .gates import unrecorded
 from .live import Live
 from .mitigation import Mitigator
@@ -48,6 +49,7 @@ class Sidecar:
         validation = ValidationSet(settings.validation, self.vllm, settings.data_dir / "cache")
         self.watcher = Watcher(self.live, self.probe, self.vllm, seen=self._seen, arrived=self._arrived)
         self.store = _open_store(settings)
+        self.baseline = Baseline(self.store, self.now)
         hook = settings.alerts.webhook_url
         self.webhook = None if hook is None else Webhook(str(hook))
         self.alerts = Alerts(
@@ -61,6 +63,7 @@ class Sidecar:
             probe=self.probe,
             watcher=self.watcher,
             validation=validation,
+            baseline=self.baseline,
             told=self._told,
             changing=lambda: self.mitigator.busy,
         )

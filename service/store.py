@@ -14,27 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..monitors.alpha_scan import Profile
 from .records import IN_FLIGHT, Event, FindingRecord, MitigationRecord, MitigationState, ScanRecord
-
-SCHEMA_VERSION = 1
-
-# PRAGMA application_id of our files ("FLPW"): a database of another program must not be taken for an old one of ours.
-_APPLICATION_ID = 0x464C5057
-
-_SCHEMA = """
-CREATE TABLE scans (
-    id TEXT PRIMARY KEY, state TEXT NOT NULL, finding_id TEXT, created_at REAL NOT NULL, body TEXT NOT NULL
-);
-CREATE INDEX scans_by_time ON scans (created_at);
-CREATE TABLE findings (
-    id TEXT PRIMARY KEY, monitor TEXT NOT NULL, health TEXT NOT NULL, created_at REAL NOT NULL, body TEXT NOT NULL,
-    reading TEXT
-);
-CREATE INDEX findings_by_time ON findings (created_at);
-CREATE TABLE mitigations (id TEXT PRIMARY KEY, state TEXT NOT NULL, created_at REAL NOT NULL, body TEXT NOT NULL);
-CREATE INDEX mitigations_by_time ON mitigations (created_at);
-CREATE TABLE events (at REAL NOT NULL, body TEXT NOT NULL);
-"""
+from .store_schema import APPLICATION_ID, SCHEMA_VERSION, upgrade
 
 # Failed ones stay for good: they are few and worth reading.
 _CLOSED = (MitigationState.REVERTED, MitigationState.DRY_RUN)
@@ -46,7 +28,7 @@ class StoreError(Exception):
 
 
 class Store:
-    """Scans, findings, mitigations and the audit log.
+    """Scans, findings, mitigations, the clean profile and the audit log.
 
     `path` is the file (made when missing), or None for a store in memory.  Retention: the last `keep` scans, findings
     and closed mitigations, and apart from them the last `keep_failed` scans and findings that failed, so that a week
@@ -89,7 +71,7 @@ class Store:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         owner = self._db.execute("PRAGMA application_id").fetchone()[0]
         empty = self._db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0] == 0
-        if not empty and owner != _APPLICATION_ID:
+        if not empty and owner != APPLICATION_ID:
             raise StoreError(f"{self._name} is a database of another program: point data_dir somewhere else")
         if version > SCHEMA_VERSION:
             raise StoreError(
@@ -102,15 +84,11 @@ class Store:
         self._db.execute("PRAGMA synchronous = NORMAL")
         # Takes the exclusive lock now: a second sidecar fails at its start and not at its first write.
         self._db.execute("BEGIN IMMEDIATE")
-        if empty:
-            for statement in _SCHEMA.split(";"):
-                self._db.execute(statement)
-            self._db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-            self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        self._db.execute("COMMIT")
         damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if damage != "ok":
             raise self._corrupt(damage)
+        upgrade(self._db, 0 if empty else version)
+        self._db.execute("COMMIT")
 
     def close(self) -> None:
         """Let go of the file.  The store cannot be used afterwards."""
@@ -184,7 +162,7 @@ class Store:
         readings: list[dict[str, Any]] = json.loads(row)
         return readings
 
-    # Mitigations and the audit log
+    # Mitigations
 
     def save_mitigation(self, mitigation: MitigationRecord, event: Event | None = None) -> None:
         """Insert or replace the mitigation; with its line in the audit log, both or none."""
@@ -221,6 +199,21 @@ class Store:
             *states,
         )
         return [MitigationRecord.model_validate_json(row) for row in rows]
+
+    # The clean profile and the audit log
+
+    def profile(self) -> Profile | None:
+        """The clean profile, or None."""
+        row = self._one("SELECT body FROM profile")
+        return None if row is None else Profile.model_validate_json(row)
+
+    def set_profile(self, profile: Profile | None, event: Event) -> None:
+        """Replace the clean profile, or remove it; with its line in the audit log, both or none."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM profile")
+            if profile is not None:
+                db.execute("INSERT INTO profile VALUES (?)", (profile.model_dump_json(),))
+            self._insert_event(db, event)
 
     def add_event(self, event: Event) -> None:
         """Add one line to the audit log."""

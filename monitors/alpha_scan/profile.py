@@ -9,12 +9,12 @@ import hashlib
 import json
 from collections.abc import Sequence
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
+from ..wire import Wire
 from .plan import AlphaScanPlan
 from .reading import AlphaScanReading
 from .scores import FORMULAS, scores
-from ..wire import Wire
 
 FORMAT = 1
 
@@ -40,6 +40,8 @@ class Provenance(Wire):
 class BlockProfile(Wire):
     """Healthy scores of one block, as in `BlockScore`; None where it could not be computed."""
 
+    model_config = ConfigDict(allow_inf_nan=False)
+
     bss: float | None
     slope: float | None
     skip_gain: float | None
@@ -49,10 +51,12 @@ class BlockProfile(Wire):
 class Profile(Wire):
     """The healthy scores of one model."""
 
+    model_config = ConfigDict(allow_inf_nan=False)
+
     format: int = Field(default=FORMAT, ge=FORMAT, le=FORMAT)
     provenance: Provenance
-    recorded_at: float
-    """UTC epoch seconds."""
+    recorded_at: float = Field(ge=0, lt=253_402_300_800)
+    """UTC epoch seconds, before the year 10000."""
     alphas: list[float]
     base_nats: list[float]
     """(N) loss of each sequence of the validation set, nats per scored token."""

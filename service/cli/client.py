@@ -61,6 +61,11 @@ class Sidecar:
         answer: Json = self._body(self._send("POST", path, body))
         return answer
 
+    def put(self, path: str, body: Json) -> Json:
+        """Body of a PUT's answer."""
+        answer: Json = self._body(self._send("PUT", path, body))
+        return answer
+
     def delete(self, path: str) -> Json | None:
         """Body of a DELETE's answer, None when it has none."""
         response = self._send("DELETE", path)

@@ -2,12 +2,13 @@
 
 from fastapi import APIRouter
 
-from . import events, faults, health, info, mitigations, scans, states
+from . import baselines, events, faults, health, info, mitigations, scans, states
 
 ROUTERS: tuple[APIRouter, ...] = (
     states.router,
     scans.router,
     mitigations.router,
+    baselines.router,
     faults.router,
     events.router,
     info.router,

@@ -58,6 +58,7 @@ def states(sidecar: Sidecar) -> StatesView:
         scanning=sidecar.runner.running,
         last_scan_at=live.last_scan_at,
         mitigation=MitigationOffer(mode=mode, offered=refusal is None, reason=refusal),
+        profile=sidecar.baseline.told(live.state(AlphaScan.name).finding),
         states=[_state(state) for state in live.states()],
         alerts=[
             AlertView(

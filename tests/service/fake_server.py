@@ -7,6 +7,7 @@ How to use it (from any test in this folder, sync or async; it runs in a thread 
     with FakeServer() as server:
         server.url                      # http://127.0.0.1:PORT for `vllm.url`; the probe wants PROBE_TOKEN
         server.harm[4] = 5.0            # block 4 adds harm: the scan must flag it
+        server.outside = 1.0            # the loss is so much higher whatever block is left out, as by a bad embedding
         server.nan.add(2)               # block 2 puts out NaN unless it is skipped
         server.gates                    # what was written; `server.seen` lists all requests as "METHOD path"
         server.seconds_per_step = 0.01  # how long each step claims to hold the engine; nobody really waits
@@ -18,7 +19,7 @@ How to use it (from any test in this folder, sync or async; it runs in a thread 
         server.serve(5)                 # five requests were served, in vLLM's own counter
 
 There is also the fixture `server` in conftest.py.  The toy model: loss of row n = 2 + n / 100
-+ sum over blocks of worth * (1 - g) ** 2 + harm * g, where g is the product of gate and scan's alpha.
++ outside + sum over blocks of worth * (1 - g) ** 2 + harm * g, where g is the product of gate and scan's alpha.
 Plans with groups of blocks are refused.
 """
 
@@ -111,6 +112,7 @@ class FakeServer:
         self.boot_id = uuid.uuid4().hex
         self.gates = [1.0] * self.num_blocks
         self.harm = [0.0] * self.num_blocks
+        self.outside = 0.0
         self.nan: set[int] = set()
         self.faults: dict[str, Fault] = {}
         self._self_test = {"state": "not_run", "reason": "The self-test has not run yet."}
@@ -143,7 +145,7 @@ class FakeServer:
 
     def loss(self, row: int = 0, scan: dict[int, float] | None = None) -> float:
         """Loss in nats of one row; NaN as in the real one."""
-        total = 2.0 + row / 100
+        total = 2.0 + row / 100 + self.outside
         for block in range(self.num_blocks):
             g = self.gates[block] * (scan or {}).get(block, 1.0)
             if block in self.nan and g != 0.0:
@@ -343,7 +345,7 @@ class FakeServer:
             made = Fault.model_validate(fault.model_dump() | found)
             self.faults[made.id] = made
             if fault.block is None:
-                pass  # no block does harm then
+                self.outside = 1.0
             elif fault.kind.value == "nan":
                 self.nan.add(fault.block)
             else:
@@ -356,7 +358,9 @@ class FakeServer:
             fault = self.faults.pop(name, None)
             if fault is None:
                 return _problem(404, f"There is no fault {name}.")
-            if fault.block is not None:
+            if fault.block is None:
+                self.outside = 0.0
+            else:
                 self.harm[fault.block] = 0.0
                 self.nan.discard(fault.block)
             self.void()

@@ -8,13 +8,15 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from flipwatch.monitors.alpha_scan import AlphaScanFinding, BlockScore, Thresholds
+from flipwatch.monitors.alpha_scan import AlphaScanFinding, BlockScore, Profile, Thresholds
 from flipwatch.monitors.finding import Action, Health, Place
 from flipwatch.monitors.wire import ModelFacts, SelfTest, SelfTestState
 from flipwatch.service.alerts import Alerts
 from flipwatch.service.live import Live
 from flipwatch.service.metrics import SidecarCollector
 from flipwatch.service.records import FindingRecord, MitigationAction
+
+from .toy_profile import PROFILE
 
 GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
 
@@ -52,22 +54,55 @@ FINDING = AlphaScanFinding(
     base_loss_nats=3.5,
     thresholds=Thresholds(),
     blocks=(
-        BlockScore(block=0, bss=0.5, slope=-0.25, skip_gain=-1.0, largest_deviation=0.375, bss_z=1.5, skip_gain_z=-0.5),
+        BlockScore(
+            block=0,
+            bss=0.5,
+            slope=-0.25,
+            skip_gain=-1.0,
+            largest_deviation=0.375,
+            bss_z=1.5,
+            skip_gain_z=-0.5,
+            bss_profile_z=0.25,
+            skip_gain_t=-40.0,
+        ),
         BlockScore(block=1),
-        BlockScore(block=2, bss=0.25, slope=0.5, skip_gain=0.75, bss_z=-1.5, skip_gain_z=12.5, flagged=True),
+        BlockScore(
+            block=2,
+            bss=0.25,
+            slope=0.5,
+            skip_gain=0.75,
+            bss_z=-1.5,
+            skip_gain_z=12.5,
+            bss_profile_z=90.5,
+            skip_gain_t=8.5,
+            flagged=True,
+        ),
     ),
+    drift_nats=1.25,
+    drift_t=10.5,
+    profile_recorded_at=PROFILE.recorded_at,
     flagged=(2,),
     gates=(1.0, 0.0, 1.0),
+    passes=11.5,
 )
 
 
-def _registry(live: Live, alerts: Alerts | None = None) -> CollectorRegistry:
+_WITHOUT_PROFILE = {
+    "blocks": tuple(block.model_copy(update={"bss_profile_z": None}) for block in FINDING.blocks),
+    "drift_nats": None,
+    "drift_t": None,
+    "profile_recorded_at": None,
+}
+
+
+def _registry(live: Live, alerts: Alerts | None = None, profile: Profile | None = None) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(
         SidecarCollector(
             live,
             alerts or Alerts(k=1, n=3),
             thresholds=Thresholds(),
+            profile=lambda: profile,
             open_mitigations=list,
             mitigations_done=lambda: Counter({MitigationAction.SKIP: 2}),
             mitigations_failed=Counter,
@@ -107,14 +142,14 @@ def _text(registry: CollectorRegistry) -> str:
 
 def test_the_output_is_the_golden_file() -> None:
     """Names, labels, HELP and TYPE are an interface; after a wanted change write the output to the golden file."""
-    assert _text(_registry(*_known())) == GOLDEN.read_text(encoding="utf-8")
+    assert _text(_registry(*_known(), PROFILE)) == GOLDEN.read_text(encoding="utf-8")
 
 
 def test_promtool_has_no_complaint() -> None:
     """Prometheus' own linter accepts the whole output; it is in Debian's package `prometheus`."""
     promtool = shutil.which("promtool")
     assert promtool is not None, "promtool is missing: apt-get install --no-install-recommends prometheus"
-    text = _text(_registry(*_known()))
+    text = _text(_registry(*_known(), PROFILE))
     checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, timeout=60)
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
@@ -126,9 +161,29 @@ def test_nothing_is_claimed_before_anything_is_known() -> None:
     assert "flipwatch_up 0.0" in samples
     assert 'flipwatch_health_state{monitor="alpha_scan",state="unknown"} 1.0' in samples
     assert 'flipwatch_scans_skipped_total{reason="running"} 0.0' in samples
-    unknown = ("flipwatch_block_", "flipwatch_base_loss", "flipwatch_last_scan", "flipwatch_mitigation_active")
+    unknown = (
+        "flipwatch_block_",
+        "flipwatch_base_loss",
+        "flipwatch_last_scan",
+        "flipwatch_scan_passes",
+        "flipwatch_mitigation_active",
+        "flipwatch_profile_",
+        "flipwatch_drift_nats",
+        "flipwatch_drift_t{",
+    )
     assert not [line for line in samples if line.startswith(unknown)]
     assert "NaN" not in text
+
+
+def test_without_a_profile_nothing_is_taken_against_one() -> None:
+    """A scan without a clean profile has z over the blocks only, no drift, and says that none was used."""
+    live, alerts = _known()
+    live.found(FINDING.model_copy(update=_WITHOUT_PROFILE), "finding", 1.0)
+    text = _text(_registry(live, alerts))
+    assert "flipwatch_profile_used 0.0" in text
+    assert 'reference="blocks"' in text
+    for absent in ('reference="profile"', "flipwatch_drift_nats{", "flipwatch_profile_info{", "_timestamp_seconds 1.7"):
+        assert absent not in text
 
 
 def test_a_loss_that_is_not_finite_is_absent_and_said() -> None:

@@ -46,7 +46,7 @@ async def test_a_harmful_block_is_flagged_in_states_blocks_and_metrics(start: St
     metrics = await api.metrics()
     assert metrics['flipwatch_block_flagged{block="4",model_name="toy-model"}'] == 1
     assert metrics['flipwatch_block_flagged{block="3",model_name="toy-model"}'] == 0
-    assert metrics['flipwatch_block_zscore{block="4",model_name="toy-model",score="skip_gain"}'] > 6
+    assert metrics['flipwatch_block_zscore{block="4",model_name="toy-model",reference="blocks",score="skip_gain"}'] > 6
 
 
 async def test_harmful_blocks_are_found_one_after_the_other(start: Start, server: FakeServer) -> None:
@@ -106,7 +106,7 @@ async def test_a_fault_of_our_own_is_unknown_too(start: Start, monkeypatch: pyte
     """The one broad catch turns an exception in a monitor into an unknown finding."""
     api = await start()
 
-    def broken(_: object) -> None:
+    def broken(*_: object) -> None:
         raise ZeroDivisionError("by design")
 
     monkeypatch.setattr(api.sidecar.runner._monitor, "judge", broken)
@@ -229,7 +229,7 @@ async def test_a_slow_engine_gets_single_steps(start: Start, server: FakeServer)
     """When one step takes longer than the budget, parts are single steps."""
     server.seconds_per_step = 0.2
     api = await start(scan={"part_budget_ms": 50})
-    api.sidecar.runner._rest = lambda _: asyncio.sleep(0)
+    api.sidecar.runner._measurer._rest = lambda _: asyncio.sleep(0)
     await api.scanned()
     assert set(server.steps) == {1}
     assert (await api.metrics())["flipwatch_engine_held_seconds_total"] == pytest.approx(16 * 0.2)
@@ -244,7 +244,7 @@ async def test_rests_keep_the_engine_free_for_its_share(start: Start, server: Fa
     async def rest(seconds: float) -> None:
         rests.append(seconds)
 
-    api.sidecar.runner._rest = rest
+    api.sidecar.runner._measurer._rest = rest
     await api.scanned()
     held = 16 * 0.2
     # The fake only claims to hold the engine, so nearly all of the wall time is in the rests.

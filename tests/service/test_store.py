@@ -25,6 +25,8 @@ from flipwatch.service.records import (
 )
 from flipwatch.service.store import SCHEMA_VERSION, Store, StoreError
 
+from .toy_profile import PROFILE
+
 
 def scan(number: int, state: ScanState = ScanState.DONE, finding_id: str | None = None) -> ScanRecord:
     """A scan made at second `number`."""
@@ -304,6 +306,65 @@ def test_double_id_is_not_called_corruption() -> None:
     with pytest.raises(StoreError, match="cannot be used: UNIQUE constraint"):
         store.add_finding(finding(1))
     assert store.findings() == [finding(1)]
+    store.close()
+
+
+SCHEMA_1 = """
+CREATE TABLE scans (
+    id TEXT PRIMARY KEY, state TEXT NOT NULL, finding_id TEXT, created_at REAL NOT NULL, body TEXT NOT NULL
+);
+CREATE INDEX scans_by_time ON scans (created_at);
+CREATE TABLE findings (
+    id TEXT PRIMARY KEY, monitor TEXT NOT NULL, health TEXT NOT NULL, created_at REAL NOT NULL, body TEXT NOT NULL,
+    reading TEXT
+);
+CREATE INDEX findings_by_time ON findings (created_at);
+CREATE TABLE mitigations (id TEXT PRIMARY KEY, state TEXT NOT NULL, created_at REAL NOT NULL, body TEXT NOT NULL);
+CREATE INDEX mitigations_by_time ON mitigations (created_at);
+CREATE TABLE events (at REAL NOT NULL, body TEXT NOT NULL);
+PRAGMA application_id = 1179406423;
+PRAGMA user_version = 1;
+"""
+
+
+def test_a_file_of_the_first_schema_is_upgraded(tmp_path: Path) -> None:
+    """What the first version stored is still there, a profile has its place, and opening again changes nothing."""
+    path = tmp_path / "flipwatch.db"
+    db = sqlite3.connect(path)
+    db.executescript(SCHEMA_1)
+    body = mitigation(1, MitigationState.ACTIVE).model_dump_json()
+    db.execute("INSERT INTO mitigations VALUES ('m1', 'active', 1.0, ?)", (body,))
+    db.commit()
+    db.close()
+    for _ in range(2):
+        store = Store(path)
+        assert store.open_mitigations() == [mitigation(1, MitigationState.ACTIVE)]
+        store.close()
+    store = Store(path)
+    assert store.profile() is None
+    store.set_profile(PROFILE, event(1))
+    store.close()
+    store = Store(path)
+    assert (store.profile(), store.events()) == (PROFILE, [event(1)])
+    store.set_profile(None, event(2))
+    assert store.profile() is None
+    store.close()
+    db = sqlite3.connect(path)
+    assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+    db.close()
+
+
+def test_a_second_profile_takes_the_place_of_the_first() -> None:
+    """There is one or none; with an event that cannot be written there is no change."""
+    store = Store(None)
+    store.set_profile(PROFILE, event(1))
+    store.set_profile(PROFILE.model_copy(update={"recorded_at": 6.0}), event(2))
+    store._db.execute("DROP TABLE events")
+    with pytest.raises(StoreError, match="no such table: events"):
+        store.set_profile(PROFILE, event(3))
+    kept = store.profile()
+    assert kept is not None
+    assert kept.recorded_at == 6.0
     store.close()
 
 
