@@ -1,8 +1,8 @@
 """How well the alpha-scan finds faults, and how often it cries wolf: measured on trained models.
 
-Every fault and every healthy text goes through the quick scan of the local engine, and its readings are kept as one line
-of JSON.  What is flagged, ranked first or missed is judged from the readings afterwards (`detection_report.py`), so that
-rules and thresholds can be compared without measuring again.  A run that was ended goes on where it was.
+Every fault and every healthy text goes through the quick scan of the local engine, and its readings are kept as one
+line of JSON.  What is flagged, ranked first or missed is judged from the readings afterwards (`detection_report.py`),
+so that rules and thresholds can be compared without measuring again.  A run that was ended goes on where it was.
 
     python bench/detection.py measure --model DIR --work DIR [--data mmlu.jsonl] [--small]
     python bench/detection.py report --work DIR --docs docs/detection
@@ -64,10 +64,10 @@ class Size(Wire):
 
 SIZES = {
     "full": Size(
-        sequences=8, tokens=16, healthy_texts=600, seeds=20, quota=(2, 3, 6), outside_seeds=2, several=10, naive=6
+        sequences=8, tokens=16, healthy_texts=384, seeds=60, quota=(1, 2, 8), outside_seeds=2, several=6, naive=4
     ),
     "small": Size(
-        sequences=6, tokens=12, healthy_texts=96, seeds=3, quota=(1, 1, 2), outside_seeds=1, several=2, naive=1
+        sequences=8, tokens=12, healthy_texts=96, seeds=3, quota=(1, 1, 2), outside_seeds=1, several=2, naive=1
     ),
 }
 
@@ -87,9 +87,7 @@ class Bench:
 
     def plan(self, texts: list[ValidationItem], alphas: list[float], *, tokens_per_step: int = 512) -> AlphaScanPlan:
         """Sequences of the benchmark's length; shorter texts are kept as they are."""
-        return make_plan(
-            self.folder, texts, alphas, max_tokens=self.size.tokens, tokens_per_step=tokens_per_step
-        )
+        return make_plan(self.folder, texts, alphas, max_tokens=self.size.tokens, tokens_per_step=tokens_per_step)
 
     def keep(self, name: str, **content: Any) -> dict[str, Any]:
         """Append one line."""
@@ -100,19 +98,18 @@ class Bench:
         return record
 
     def header(self) -> None:
-        """What the report needs to know of the model."""
-        if "header" not in self.done:
-            self.keep(
-                "header",
-                model=self.folder.name,
-                dtype=self.dtype,
-                architecture=type(self.view.model).__name__,
-                blocks=self.view.num_blocks,
-                order=self.order.model_dump(mode="json"),
-                texts=len(self.texts),
-                torch=torch.__version__,
-                size=self.size.model_dump(mode="json"),
-            )
+        """What the report needs to know of the model; the last one counts."""
+        self.keep(
+            "header",
+            model=self.folder.name,
+            dtype=self.dtype,
+            architecture=type(self.view.model).__name__,
+            blocks=self.view.num_blocks,
+            order=self.order.model_dump(mode="json"),
+            texts=len(self.texts),
+            torch=torch.__version__,
+            size=self.size.model_dump(mode="json"),
+        )
 
     # The healthy model
 
@@ -166,7 +163,9 @@ class Bench:
                         content["readings"] = [reading.model_dump(mode="json") for reading in readings]
                         if groups and readings[0].complete:
                             together = plan.model_copy(update={"group": GROUP, "alphas": [0.0]})
-                            content["groups"] = run_measurement(self.view, AlphaScan(), together).model_dump(mode="json")
+                            content["groups"] = run_measurement(self.view, AlphaScan(), together).model_dump(
+                                mode="json"
+                            )
                     record = self.keep(case.name, **content)
             if "readings" in record:
                 counts[case.kind, damage_class(record["healthy"], record["loss"])] += 1
@@ -276,7 +275,7 @@ def measure(
 
 
 def _all(bench: Bench, healthy_only: bool) -> Iterator[str]:
-    """Everything, what matters most first; half of the faults before the long row of healthy texts."""
+    """Everything, a part of each sort first."""
     view, order, size = bench.view, bench.order, bench.size
     if healthy_only:
         yield from bench.healthy_texts()
@@ -285,13 +284,14 @@ def _all(bench: Bench, healthy_only: bool) -> Iterator[str]:
     short = order.model_copy(
         update={"alphas": [0.0], "tokens": [row[:12] for row in order.tokens[:4]], "scored_from": order.scored_from[:4]}
     )
-    half = size.seeds // 2
-    yield from bench.faults(cases.singles(view, order, half), quota=True, plan=order, groups=True)
-    yield from bench.healthy_texts()
-    yield from bench.naive(cases.singles(view, order, half))
+    skips = order.model_copy(update={"alphas": [0.0]})
+    first = max(3, size.seeds // 8)
+    yield from bench.faults(cases.singles(view, order, first), quota=True, plan=order, groups=True)
     yield from bench.faults(cases.not_finite(view, skippable, size.several), quota=False, plan=short, groups=False)
-    yield from bench.faults(cases.several(view, skippable, size.several), quota=False, plan=order, groups=False)
-    yield from bench.faults(cases.outside(view, size.outside_seeds), quota=False, plan=order, groups=False)
+    yield from bench.faults(cases.outside(view, size.outside_seeds), quota=False, plan=skips, groups=False)
+    yield from bench.faults(cases.several(view, skippable, size.several), quota=False, plan=skips, groups=False)
+    yield from bench.naive(cases.singles(view, order, first))
+    yield from bench.healthy_texts()
     yield from bench.faults(cases.singles(view, order, size.seeds), quota=True, plan=order, groups=True)
 
 

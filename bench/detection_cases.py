@@ -20,7 +20,9 @@ IN_BLOCK: dict[str, FaultSpec] = {
     "top exponent bit": FaultSpec(kind=FaultKind.BIT, count=1),
     "random bit": FaultSpec(kind=FaultKind.BIT, count=1, bit=0),
     "burst": FaultSpec(kind=FaultKind.BURST, count=18),
+    "large burst": FaultSpec(kind=FaultKind.BURST, count=256),
     "neighbouring values": FaultSpec(kind=FaultKind.NEIGHBOURS, count=32, factor=16.0),
+    "page of noise": FaultSpec(kind=FaultKind.NEIGHBOURS, count=PAGE, factor=16.0),
     "NaN tile": FaultSpec(kind=FaultKind.NAN, count=16),
     "Inf": FaultSpec(kind=FaultKind.INF, count=1),
     "page of zeros": FaultSpec(kind=FaultKind.ZEROS, count=PAGE),
@@ -147,7 +149,9 @@ def _strike(view: LocalView, kind: str, block: int, draw: random.Random) -> Stri
 
 def _hard(view: LocalView, kind: str, block: int, seed: int) -> Strike:
     """In a matrix that writes to the stream, so that the damage reaches it whatever the tokens are."""
-    writers = [name for name in _tensors(view, block, matrices=True) if name.endswith(("down_proj.weight", "o_proj.weight"))]
+    writers = [
+        name for name in _tensors(view, block, matrices=True) if name.endswith(("down_proj.weight", "o_proj.weight"))
+    ]
     draw = random.Random(f"{kind} {block} {seed}")  # noqa: S311
     spec = NOT_FINITE[kind].model_copy(update={"seed": draw.randrange(2**31)})
     return Strike(block=block, tensor=draw.choice(sorted(writers)), spec=spec)

@@ -9,7 +9,7 @@ import numpy as np
 from detection_judge import SCORES, Verdict
 
 matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402 - the backend comes first
+from matplotlib import pyplot
 
 
 def roc(path: Path, singles: Sequence[Verdict], healthy: Sequence[tuple[int, Any]], title: str) -> None:
@@ -33,7 +33,10 @@ def roc(path: Path, singles: Sequence[Verdict], healthy: Sequence[tuple[int, Any
         )
         cuts = np.unique(np.concatenate([bad, good, [np.inf]]))[::-1]
         axes.plot(
-            [(good >= cut).mean() for cut in cuts], [(bad >= cut).mean() for cut in cuts], drawstyle="steps-post", label=score.name
+            [(good >= cut).mean() for cut in cuts],
+            [(bad >= cut).mean() for cut in cuts],
+            drawstyle="steps-post",
+            label=score.name,
         )
     axes.set(
         xlabel=f"share of {len(sound)} healthy scans flagged",
