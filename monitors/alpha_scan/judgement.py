@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ..finding import Action, Finding, Health, Place
 from .profile import Profile
 from .reading import AlphaScanReading, rounds
-from .scores import BlockScore, mean, paired_t, scores
+from .scores import MIN_SEQUENCES, BlockScore, mean, paired_t, scores
 
 
 class Thresholds(BaseModel):
@@ -234,7 +234,8 @@ def _verdict(
         return Health.UNKNOWN, f"{start}; no block can be judged: {measured} measured at alphas {served.alphas}"
     if best.skip_gain_t is None and best.skip_gain >= thresholds.min_gain_nats:
         return Health.UNKNOWN, (
-            f"{start}; block {best.block} looks harmful ({best.skip_gain:+.3f} nats), but one sequence proves nothing"
+            f"{start}; block {best.block} looks harmful ({best.skip_gain:+.3f} nats), but fewer than {MIN_SEQUENCES} "
+            "sequences prove nothing"
         )
     sentence = (
         f"{start}; none of {measured} blocks does harm; strongest by skip gain is block {best.block} "
@@ -287,5 +288,5 @@ def _names(blocks: Sequence[int]) -> str:
 
 
 def _number(value: float | None) -> str:
-    """Too few blocks have no z, one sequence has no t."""
+    """Too few blocks have no z, too few sequences no t."""
     return "unknown" if value is None else f"{value:.1f}"

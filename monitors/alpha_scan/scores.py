@@ -12,6 +12,10 @@ from .reading import AlphaScanReading
 if TYPE_CHECKING:
     from .profile import Profile
 
+MIN_SEQUENCES = 8
+"""With fewer sequences a skip gain has no test: three standard errors happen by accident too often (2 % of the scans
+of a healthy model with 4 sequences, none with 8; `docs/detection`)."""
+
 PROFILE_RESOLUTION = 2e-3
 """Smallest scale in nats that a z against a clean profile is measured in.  Two scans of one healthy bf16 model differ
 by less when its batches are the same; with a smaller scale, rounding would stand out."""
@@ -41,7 +45,7 @@ class BlockScore(BaseModel):
     skip_gain_profile_z: float | None = None
     largest_deviation_profile_z: float | None = None
     skip_gain_t: float | None = None
-    """Skip gain over its standard error, from the paired losses of the sequences."""
+    """Skip gain over its standard error, from the paired losses of the sequences; None below `MIN_SEQUENCES`."""
     curve: tuple[tuple[float, float | None], ...] = ()
     """(alpha, mean loss in nats) of each alpha that was measured."""
     flagged: bool = False
@@ -101,7 +105,8 @@ def scores(reading: AlphaScanReading, profile: "Profile | None" = None) -> list[
     found = []
     for block, score in enumerate(raw):
         skipped = reading.at(block, 0.0)
-        test = paired_t(reading.base_nats, skipped, weights) if skipped else None
+        enough = len(skipped) >= MIN_SEQUENCES
+        test = paired_t(reading.base_nats, skipped, weights) if enough else None
         found.append(
             BlockScore.model_validate(
                 {
