@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..monitors.alpha_scan import AlphaScanPlan, Profile
+from ..monitors.alpha_scan import AlphaScanPlan, Profile, padded
 from ..monitors.finding import Finding
 from ..monitors.monitor import Monitor
 from ..monitors.validation import ValidationItem
@@ -47,11 +47,48 @@ class LocalView:
         self._rest = self._beside_the_stream()
 
     @classmethod
-    def load(cls, folder: Path, dtype: torch.dtype = torch.float32) -> "LocalView":
-        """Load a checkpoint folder; nothing is downloaded.  Raises `OSError` when it is no checkpoint."""
-        from transformers import AutoModelForCausalLM
+    def load(cls, folder: Path, dtype: torch.dtype | str = torch.float32) -> "LocalView":
+        """Load a checkpoint folder; nothing is downloaded, and no code in the folder is run.
 
-        return cls(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True))
+        With the dtype `auto`, the checkpoint's own, the weights stay in the mapped files and take memory once.  Raises
+        `OSError` when it is no checkpoint, and `ValueError` when weights are missing in it, which would be filled
+        with random numbers, or when its architecture is not supported.  On other damage transformers raises what it
+        likes.
+        """
+        from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
+
+        here = {"local_files_only": True, "trust_remote_code": False}
+        config = AutoConfig.from_pretrained(folder, **here)
+        if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise ValueError(f"{config.model_type} is no causal language model that transformers knows")
+        model, told = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **here
+        )
+        odd = [f"{name} is missing" for name in sorted(told["missing_keys"])]
+        odd += [f"{name} has another shape" for name, *_ in sorted(told["mismatched_keys"])]
+        if odd:
+            raise ValueError(f"{len(odd)} tensors of the model are not in the files as its config wants them: {odd[0]}")
+        return cls(model)
+
+    def check(self, plan: AlphaScanPlan) -> None:
+        """Raise `ValueError` when the model walked block by block is not the model itself.
+
+        Compared is the loss of the plan's first sequence.  A layer that needs more than the stream shows here.
+        """
+        tokens, scored = padded(plan, [0])
+        with torch.inference_mode():
+            hidden = self.embed(tokens)
+            for block in range(self.num_blocks):
+                hidden = self.block(block, hidden, tokens)
+            walked = self.nats(hidden, tokens, scored)
+            logits = self.model(input_ids=self._on_device(tokens), use_cache=False).logits[:, :-1]
+            wanted = self._on_device(scored)[:, 1:]
+            own = functional.cross_entropy(logits[wanted].float(), self._on_device(tokens)[:, 1:][wanted])
+        if not torch.allclose(walked[0], own, rtol=0.01, atol=0.05, equal_nan=True):
+            raise ValueError(
+                f"{type(self.model).__name__} cannot be walked block by block: a loss of {own:.3f} nats became "
+                f"{walked[0]:.3f}"
+            )
 
     def embed(self, tokens: Tensor) -> Tensor:
         """(N, T) -> (N, T, D), as the model hands it to block 0."""
@@ -218,7 +255,7 @@ def make_plan(
     """
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     tokens, scored_from = [], []
     for item in items:
         prompt = tokenizer(item.prompt)["input_ids"]

@@ -1,7 +1,10 @@
 """The local engine against Hugging Face's own forward, on tiny random models."""
 
 import copy
+import json
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -211,3 +214,45 @@ def test_local_view_is_a_model_view() -> None:
     """What monitors are promised is there."""
     view: ModelView = LocalView(llama())
     assert (view.num_blocks, view.gates) == (LAYERS, [1.0] * LAYERS)
+
+
+class Halving(torch.nn.Module):
+    """A model that does something to the stream between its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(num_hidden_layers=2)
+        self.embedding = torch.nn.Embedding(VOCAB, 8)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
+        self.head = torch.nn.Linear(8, VOCAB)
+
+    def forward(self, input_ids: Tensor, use_cache: bool) -> SimpleNamespace:
+        hidden = 20.0 * self.embedding(input_ids)
+        for layer in self.layers:
+            hidden = layer(hidden) / 2
+        return SimpleNamespace(logits=self.head(hidden))
+
+
+def test_model_that_cannot_be_walked_is_told() -> None:
+    """What happens between the layers is lost block by block: `check` says so, and nothing for a model without it."""
+    LocalView(llama()).check(plan())
+    with pytest.raises(ValueError, match="Halving cannot be walked block by block"):
+        LocalView(Halving()).check(plan())
+
+
+@pytest.mark.parametrize("dtype", ["auto", torch.float32])
+def test_load_takes_what_is_there_and_nothing_else(tmp_path: Path, dtype: str | torch.dtype) -> None:
+    """The wanted precision; a tensor that is missing or has another shape is not made up."""
+    model = llama().to(torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    view = LocalView.load(tmp_path, dtype)
+    assert next(view.model.parameters()).dtype == (torch.bfloat16 if dtype == "auto" else dtype)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for changes, words in (
+        ({"num_hidden_layers": LAYERS + 1}, "9 tensors .* model.layers.5.input_layernorm.weight is missing"),
+        ({"vocab_size": VOCAB + 1}, "2 tensors .* has another shape"),
+        ({"model_type": "vit"}, "vit is no causal language model"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config | changes))
+        with pytest.raises(ValueError, match=words):
+            LocalView.load(tmp_path, dtype)

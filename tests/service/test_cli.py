@@ -142,7 +142,11 @@ def test_scan_that_finds_something_is_code_1(desk: Desk) -> None:
     done = desk.run("scan")
     assert done.returncode == 1
     assert done.stdout.startswith("failed: ")
-    assert done.stdout.splitlines()[-1].split()[0] == "4"
+    [row] = [line.split() for line in done.stdout.splitlines() if line.endswith("flagged")]
+    assert (row[0], float(row[1])) == ("4", pytest.approx(desk.vllm.loss(scan={4: 0.0}), abs=0.1))
+    assert "forward passes (naive 25), " in done.stdout
+    everything = [line.split()[0] for line in desk.run("scan", "--all").stdout.splitlines()]
+    assert everything[2:-1] == [str(block) for block in range(desk.vllm.num_blocks)]
     scan = desk.json("scan", code=1)
     assert scan["finding"]["flagged"] == [4]
     assert desk.json("status", code=1)["states"]["states"][0]["flagged"] == [4]
