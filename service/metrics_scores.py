@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from ..monitors.alpha_scan import AlphaScanFinding, Profile, Thresholds
+from .skippability import loss_without
 
 _SCORES = ("bss", "slope", "skip_gain", "largest_deviation")
 _REFERENCES = {"blocks": "z", "profile": "profile_z"}
@@ -30,6 +31,11 @@ def of_blocks(finding: AlphaScanFinding | None, model_name: str) -> Iterable[Met
         "A block's skip gain over its standard error, from the last scan.",
         labels=block_labels,
     )
+    without = GaugeMetricFamily(
+        "flipwatch_block_loss_without_nats",
+        "Loss on the validation set without the block, as the last scan measured it; absent when it is not known.",
+        labels=block_labels,
+    )
     flagged = GaugeMetricFamily(
         "flipwatch_block_flagged", "Whether the last scan flagged the block (1) or not (0).", labels=block_labels
     )
@@ -43,8 +49,10 @@ def of_blocks(finding: AlphaScanFinding | None, model_name: str) -> Iterable[Met
                     zscore.add_metric([*at, which, reference], z)
         if block.skip_gain_t is not None:
             gain_t.add_metric(at, block.skip_gain_t)
+        if finding is not None and (loss := loss_without(finding, block.block)) is not None:
+            without.add_metric(at, loss)
         flagged.add_metric(at, int(block.flagged))
-    yield from (zscore, score, gain_t, flagged)
+    yield from (zscore, score, gain_t, without, flagged)
 
 
 def of_thresholds(thresholds: Thresholds) -> Iterable[Metric]:

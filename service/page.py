@@ -121,12 +121,13 @@ def _blocks(blocks: Sequence[BlockView], tau: float) -> str:
     full = min(max([2 * tau, *known]), 4 * tau)
     head = (
         '<th class="n">block</th><th class="n">gate</th><th>z of skip gain</th><th class="n">z</th>'
-        '<th class="n">skip gain</th><th class="n opt">BSS z</th><th class="n opt">slope z</th>'
+        '<th class="n">skip gain</th><th class="n">loss without</th>'
+        '<th class="n opt">BSS z</th><th class="n opt">slope z</th>'
     )
     rows = "".join(_block(block, tau, full) for block in blocks)
     note = (
-        "Skip gain: nats that the model wins without the block. The largest one flags its block by the nats alone; "
-        f"any further block must be over the mark too, tau = {tau:g}."
+        "Skip gain: nats that the model wins without the block; loss without: what a skip would bring. A block is "
+        f"flagged by its skip gain and the error of that; the mark at tau = {tau:g} only shows what stands out."
     )
     return _table("Blocks", head, rows, note)
 
@@ -144,6 +145,7 @@ def _block(block: BlockView, tau: float, full: float) -> str:
     return (
         f'<tr class="{kind}"><td class="n">{block.block}</td><td class="n">{gate}</td><td class="bar">{bar}</td>'
         f'<td class="n">{_number(z, 1)}</td><td class="n">{_number(block.skip_gain, 3)}</td>'
+        f'<td class="n">{_number(block.loss_without_nats, 3)}</td>'
         f'<td class="n opt">{_number(block.bss_z, 1)}</td><td class="n opt">{_number(block.slope_z, 1)}</td></tr>'
     )
 

@@ -33,10 +33,9 @@ def predicted(finding: AlphaScanFinding, blocks: Sequence[int], alpha: float) ->
 
     The alpha must be one of the grid: a curve is not straight between its points.
     """
-    if alpha == 0.0 and tuple(sorted(blocks)) == finding.flagged:
+    if alpha == 0.0 and tuple(sorted(blocks)) == finding.flagged and finding.predicted_loss_nats is not None:
         # Measured by the scan itself, all of them at once.
-        loss = finding.predicted_loss_nats
-        return None if loss is None else Prediction(loss, estimated=False)
+        return Prediction(finding.predicted_loss_nats, estimated=False)
     if finding.left_out:
         return None
     curves = {score.block: dict(score.curve) for score in finding.blocks}

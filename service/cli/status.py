@@ -55,13 +55,13 @@ def _print(states: Json, blocks: list[Json]) -> None:
         out.print(f"alert       {alert['name']}: {alert['summary']}. {alert['description']}", markup=False)
     if not blocks:
         return
-    shown = table("block", "gate", "flagged", "mitigation", "skip gain", "z", "bss z", "slope z")
+    shown = table("block", "gate", "flagged", "mitigation", "without it", "skip gain", "z", "bss z", "slope z")
     for block in blocks:
         shown.add_row(
             str(block["block"]),
             number(block["gate"], 2),
             {True: "yes", False: "no", None: "-"}[block["flagged"]],
             block["mitigation_id"] or "-",
-            *(number(block[name]) for name in ("skip_gain", "skip_gain_z", "bss_z", "slope_z")),
+            *(number(block[name]) for name in ("loss_without_nats", "skip_gain", "skip_gain_z", "bss_z", "slope_z")),
         )
     out.print(shown)

@@ -106,7 +106,7 @@ def test_nan_is_never_a_number(vllm: VllmServer, sidecar: Sidecar, webhook: Webh
 
 def test_killed_in_mid_mitigation(vllm: VllmServer, sidecar: Sidecar) -> None:
     """After kill -9 in the middle, the next start shows the mitigation truthfully and can finish and undo it."""
-    made = sidecar.call("POST", "/mitigations", {"action": "skip", "blocks": [20]}, 202)
+    made = sidecar.call("POST", "/mitigations", {"action": "skip", "blocks": [20], "force": True}, 202)
     sidecar.mitigation(made["id"], "pending", "applying", "verifying")
     assert sidecar.end(signal.SIGKILL) == -signal.SIGKILL
     sidecar.start()
@@ -123,7 +123,7 @@ def test_killed_in_mid_mitigation(vllm: VllmServer, sidecar: Sidecar) -> None:
 
 def test_vllm_restarts_under_the_sidecar(vllm: VllmServer, sidecar: Sidecar) -> None:
     """A restart of vLLM is seen: unknown, 503 while it is away, gates of the new process, scans resume."""
-    made = sidecar.call("POST", "/mitigations", {"action": "skip", "blocks": [9]}, 202)
+    made = sidecar.call("POST", "/mitigations", {"action": "skip", "blocks": [9], "force": True}, 202)
     sidecar.mitigation(made["id"], "active")
     digest = vllm.facts()["model_digest"]
     vllm.stop()

@@ -516,6 +516,8 @@ async def test_the_page_shows_the_verdict_and_escapes_everything(start: Start, s
     assert page.headers["content-type"].startswith("text/html")
     assert "Corrupted" in page.text
     assert '<tr class="flagged"><td class="n">4</td>' in page.text
+    [row] = [row for row in page.text.split("<tr ") if row.startswith('class="flagged"')]
+    assert f'<td class="n">{(await api.get("/v1/blocks")).json()[4]["loss_without_nats"]:.3f}</td>' in row
     assert "<script" not in page.text
     assert "&lt;script&gt;" in page.text
 

@@ -64,8 +64,9 @@ FINDING = AlphaScanFinding(
             skip_gain_z=-0.5,
             bss_profile_z=0.25,
             skip_gain_t=-40.0,
+            curve=((0.0, 8.5), (0.7, 7.5)),
         ),
-        BlockScore(block=1),
+        BlockScore(block=1, curve=((0.0, None),)),
         BlockScore(
             block=2,
             bss=0.25,
@@ -82,6 +83,7 @@ FINDING = AlphaScanFinding(
     drift_t=10.5,
     profile_recorded_at=PROFILE.recorded_at,
     flagged=(2,),
+    predicted_loss_nats=6.5,
     gates=(1.0, 0.0, 1.0),
     passes=11.5,
 )
