@@ -230,6 +230,15 @@ def test_mitigate_attenuate(desk: Desk) -> None:
     assert desk.run("mitigate", "undo", record["id"]).returncode == 0
 
 
+def test_mitigate_with_force(desk: Desk) -> None:
+    """What the scan calls harmful is one sentence with the numbers; --force does it all the same."""
+    assert desk.run("scan").returncode == 0
+    desk.refused("mitigate", "skip", "5", words="Leaving block 5 out would raise the loss from 2.")
+    record = desk.json("mitigate", "skip", "5", "--force")
+    assert (record["state"], record["forced"]) == ("active", True)
+    assert desk.run("mitigate", "undo", record["id"]).returncode == 0
+
+
 def test_inject_and_undo(desk: Desk) -> None:
     """A fault is made, listed and taken back."""
     fault = desk.json("inject", "fault", "2", "mlp.up_proj", "--kind", "burst", "--count", "18", "--factor", "3")
