@@ -11,6 +11,7 @@ from rich.console import Console
 from ...monitors.alpha_scan import AlphaScan, AlphaScanFinding, Strategy
 from .client import CliError, Json, Refused, Sidecar
 from .finding_table import EXIT, Cost, naive_of, print_finding
+from .follow import check_done, follow_scan
 from .offline import Dtype, Options, Score, scan_folder
 from .show import console, print_json, progress_bar
 
@@ -83,11 +84,10 @@ def _offline(folder: Path, options: Options, *, all_blocks: bool, as_json: bool)
 def _online(body: Json, *, all_blocks: bool, as_json: bool) -> int:
     with Sidecar() as sidecar:
         accepted = _start_or_join(sidecar, body)
-        done = _follow(sidecar, f"/v1/scans/{accepted['id']}", quiet=as_json)
+        done = follow_scan(sidecar, accepted["id"], quiet=as_json)
     if as_json:
         print_json(done)
-    if done["state"] != "done":
-        raise CliError(f"The scan could not be done: {done['error'] or 'no reason was given'}")
+    check_done(done)
     finding = done["finding"]
     if not as_json:
         _print(done, all_blocks=all_blocks)
@@ -118,17 +118,6 @@ def _start_or_join(sidecar: Sidecar, body: Json) -> Json:
         Console(stderr=True).print("A scan runs already; waiting for its result.")
         joined: Json = running[0]
         return joined
-
-
-def _follow(sidecar: Sidecar, path: str, *, quiet: bool) -> Json:
-    """Wait until the scan has ended, with a bar on standard error when that is a terminal."""
-    with progress_bar(quiet=quiet) as progress:
-        task = progress.add_task("scanning", total=None)
-        return sidecar.wait(
-            path,
-            lambda record: record["state"] in ("done", "failed"),
-            lambda record: progress.update(task, completed=record["steps_done"], total=record["steps_total"]),
-        )
 
 
 def _print(scan: Json, *, all_blocks: bool) -> None:

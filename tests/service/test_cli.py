@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from .fake_server import PROBE_TOKEN, FakeServer
+from .toy_profile import PROFILE
 
 PROGRAM = [sys.executable, "-m", "flipwatch.service.cli"]
 BOSS, READER = "token-of-the-boss", "token-of-the-reader"
@@ -90,7 +91,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
             ],
             "vllm": {"url": vllm.url, "poll_seconds": 0.2},
             "scan": {"every_minutes": None, "duty": 1.0},
-            "validation": {"max_items": 4},
+            "validation": {"max_items": 8},
             "mitigation": {"mode": "enforce", "max_actions": 100},
             "faults": {"enabled": True},
         }
@@ -395,6 +396,67 @@ def test_doctor_finds_what_is_wrong(desk: Desk) -> None:
     desk.vllm.armed = True
 
 
+def test_baseline_from_record_to_remove(desk: Desk, tmp_path: Path) -> None:
+    """A profile is recorded, shown, exported, removed and imported again, and is the same all the way."""
+    desk.refused("baseline", "show", words="There is no clean profile")
+    recorded = desk.json("baseline", "record")
+    assert desk.json("baseline", "show") == recorded
+    shown = desk.run("baseline", "show").stdout
+    assert "vllm 0.32.0 eager" in shown
+    assert "8, 2.035 nats on average" in shown
+    file = tmp_path / "profile.json"
+    assert desk.run("baseline", "export", str(file)).returncode == 0
+    assert json.loads(file.read_text()) == json.loads(desk.run("baseline", "export").stdout) == recorded
+    assert desk.run("baseline", "remove").stdout == "removed\n"
+    desk.refused("baseline", "remove", words="There is no clean profile")
+    assert desk.run("baseline", "import", str(file)).stdout.startswith("imported: profile of toy-model, ")
+    assert desk.json("baseline", "import", str(file)) == recorded
+    assert desk.json("scan")["finding"]["profile_recorded_at"] == recorded["recorded_at"]
+    assert "was judged with the clean profile of" in desk.run("status").stdout
+    assert desk.run("baseline", "remove").returncode == 0
+
+
+def test_baseline_of_a_flagged_model_is_refused(desk: Desk) -> None:
+    """The sentence says what was found; there is still no profile."""
+    desk.vllm.harm[4] = 5.0
+    desk.refused("baseline", "record", words="No profile was recorded: No profile is made of a model that is failed")
+    desk.vllm.harm[4] = 0.0
+    desk.vllm.scan_refusal = "ToyLayer has recurrent state."
+    desk.refused("baseline", "record", words="The scan could not be done")
+    desk.refused("baseline", "show", words="There is no clean profile")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is no clean profile: Invalid JSON"),
+        ("[]", "is no clean profile"),
+        ("{}", "is no clean profile: provenance: Field required"),
+        (json.dumps(PROFILE.model_dump(mode="json") | {"recorded_at": "today"}), "is no clean profile: recorded_at"),
+        (PROFILE.model_dump_json(), "torch_version 2.12.0 there, 2.13.0 here"),
+    ],
+)
+def test_baseline_import_of_a_wrong_file(desk: Desk, tmp_path: Path, text: str, words: str) -> None:
+    """Bad JSON, a wrong document and a foreign profile are one sentence and code 2."""
+    file = tmp_path / "profile.json"
+    file.write_text(text)
+    desk.refused("baseline", "import", str(file), words=words)
+
+
+def test_baseline_import_of_no_file(desk: Desk, tmp_path: Path) -> None:
+    """A path where nothing is, or a folder, is one sentence and code 2."""
+    desk.refused("baseline", "import", str(tmp_path / "nothing"), words="No such file")
+    desk.refused("baseline", "import", str(tmp_path), words="Is a directory")
+
+
+def test_baseline_export_to_nowhere(desk: Desk, tmp_path: Path) -> None:
+    """A file that cannot be written is one sentence and code 2."""
+    assert desk.run("baseline", "record").returncode == 0
+    desk.refused("baseline", "export", str(tmp_path / "nowhere" / "x.json"), words="cannot be written")
+    desk.refused("baseline", "remove", words="reader", token=READER)
+    assert desk.run("baseline", "remove").returncode == 0
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -430,5 +492,5 @@ def test_version_and_help(desk: Desk) -> None:
     """The version is that of the distribution; every command has a help text."""
     assert desk.run("--version").stdout == f"flipwatch {version('flipwatch')}\n"
     shown = desk.run("--help").stdout
-    for command in ("serve", "scan", "status", "mitigate", "inject", "doctor"):
+    for command in ("serve", "scan", "baseline", "status", "mitigate", "inject", "doctor"):
         assert command in shown
