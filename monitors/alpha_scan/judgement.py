@@ -145,25 +145,26 @@ def _flags(
         return found, []
     if base is None:
         return _ways_out(model, where), []
-    harmful = [score for score in scores(model) if is_harmful(score, thresholds, profile)]
-    harmful.sort(key=lambda score: -(score.skip_gain or 0.0))
+    measured = scores(model)
+    harm = {score.block: _harm(score, thresholds, profile) for score in measured}
+    harmful = sorted((s for s in measured if harm[s.block] > 0), key=lambda s: -harm[s.block])
     for score in harmful[:1]:
         numbers = f"{score.skip_gain:.3f} nats lower (t {_number(score.skip_gain_t)}, z {_number(score.skip_gain_z)})"
         found.append(Place(block=score.block, reason=f"block {score.block}: without it the loss is {numbers}{where}"))
     return found, harmful[1:]
 
 
-def is_harmful(score: BlockScore, thresholds: Thresholds, profile: Profile | None) -> bool:
-    """The rule harm for one block.  A gain without a standard error proves nothing.
+def _harm(score: BlockScore, thresholds: Thresholds, profile: Profile | None) -> float:
+    """The rule harm for one block: nats of harm, 0 for none.  A gain without a standard error proves nothing.
 
     On texts that are foreign to a model even a healthy block may be better left out; a profile knows by how much.
     """
     gain, t = score.skip_gain, score.skip_gain_t
-    if gain is None or t is None or gain <= 0:
-        return False
+    if gain is None or t is None:
+        return 0.0
     healthy = None if profile is None else profile.blocks[score.block].skip_gain
     above = gain if healthy is None else min(gain, gain - healthy)
-    return above >= thresholds.min_gain_nats and t >= thresholds.min_gain_t
+    return above if above >= thresholds.min_gain_nats and t >= thresholds.min_gain_t else 0.0
 
 
 def _ways_out(model: AlphaScanReading, where: str) -> list[Place]:
@@ -183,10 +184,10 @@ def _predicted(models: Sequence[AlphaScanReading], flagged: tuple[int, ...]) -> 
     for model in reversed(models):
         if tuple(model.left_out) == flagged:
             return mean(model.base_nats, model.scored_tokens)
-    last = models[-1]
-    missing = set(flagged) - set(last.left_out)
-    if len(missing) == 1 and set(last.left_out) < set(flagged):
-        return mean(last.at(missing.pop(), 0.0), last.scored_tokens)
+    for model in reversed(models):
+        missing = set(flagged) - set(model.left_out)
+        if len(missing) == 1 and set(model.left_out) < set(flagged) and model.group == 1:
+            return mean(model.at(missing.pop(), 0.0), model.scored_tokens)
     return None
 
 

@@ -37,8 +37,10 @@ def measure(model: ModelView, plan: AlphaScanPlan) -> Generator[None, None, Alph
     runs = units(plan, model.gates)
     tally = _Tally(plan, model.num_blocks)
     batches = chunks(plan)
+    # Behind an exploding block there is a second pass, in place of curves: where none are wanted, nobody looks for one.
+    ratio = plan.explosion_ratio if runs else None
     for rows in batches:
-        yield from _base_pass(view, plan, rows, tally)
+        yield from _base_pass(view, plan, rows, ratio, tally)
     if tally.embedding_is_finite and not tally.nonfinite_blocks and not tally.exploding_blocks:
         for run in runs:
             tally.nats[run.start] = [[None] * len(plan.tokens) for _ in plan.alphas]
@@ -87,16 +89,15 @@ class _Tally:
         self.embedding_is_finite = True
 
 
-def _base_pass(view: _Mitigated, plan: AlphaScanPlan, rows: list[int], tally: _Tally) -> Steps:
+def _base_pass(view: _Mitigated, plan: AlphaScanPlan, rows: list[int], ratio: float | None, tally: _Tally) -> Steps:
     """The model as served over one chunk.
 
     A block whose output is not finite where its input was, or which adds far more than there was, is named and, for
     those sequences, left out, so that one pass finds all such blocks.  Behind an exploding block the loss as served
-    needs a pass of its own; where only the base loss is wanted, nobody asks for exploding blocks.
+    needs a pass of its own.
     """
     import torch
 
-    ratio = plan.explosion_ratio if plan.alphas else None
     tokens, scored = padded(plan, rows)
     h = view.model.embed(tokens)  # (N, T, D)
     tokens, scored = tokens.to(h.device), scored.to(h.device)

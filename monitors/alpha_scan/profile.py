@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field
 from ..wire import Wire
 from .plan import AlphaScanPlan
 from .reading import AlphaScanReading
-from .scores import FORMULAS, scores
+from .scores import FORMULAS, scores, shared_alphas
 
 FORMAT = 1
 
@@ -83,7 +83,7 @@ def make_profile(reading: AlphaScanReading, provenance: Provenance, recorded_at:
     return Profile(
         provenance=provenance,
         recorded_at=recorded_at,
-        alphas=reading.alphas,
+        alphas=shared_alphas(reading),
         base_nats=base,
         blocks=[BlockProfile(**{name: getattr(score, name) for name in FORMULAS}) for score in measured],
     )

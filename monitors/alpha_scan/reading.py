@@ -54,13 +54,14 @@ def joined(readings: Sequence[AlphaScanReading]) -> AlphaScanReading:
     the sequences only, that row is left out as well.
     """
     single = [reading for reading in readings if reading.group == 1] or list(readings)
-    parts = sorted({reading.first_sequence: reading for reading in reversed(single)}.values(), key=_first)
+    parts = _parts(single)
+    whole = sum(len(part.base_nats) for part in parts)
     alphas = sorted({alpha for reading in single for alpha in reading.alphas})
     nats = []
     for block in range(len(parts[0].nats)):
         rows = [[loss for part in parts for loss in _row(single, part, block, alpha)] for alpha in alphas]
-        whole = sum(len(part.base_nats) for part in parts)
-        nats.append([row if len(row) == whole else [] for row in rows] if any(rows) else [])
+        rows = [row if len(row) == whole else [] for row in rows]
+        nats.append(rows if any(rows) else [])
     pass_tokens = sum(part.pass_tokens for part in parts)
     return AlphaScanReading(
         alphas=alphas,
@@ -86,13 +87,23 @@ def rounds(readings: Sequence[AlphaScanReading]) -> list[AlphaScanReading]:
     return [joined(of_one) for of_one in models.values()]
 
 
-def _first(reading: AlphaScanReading) -> int:
-    return reading.first_sequence
+def _parts(readings: Sequence[AlphaScanReading]) -> list[AlphaScanReading]:
+    """Readings that hold every sequence once: from the first sequence on, each time the one that holds most."""
+    starts: dict[int, AlphaScanReading] = {}
+    for reading in readings:
+        known = starts.setdefault(reading.first_sequence, reading)
+        if len(reading.base_nats) > len(known.base_nats):
+            starts[reading.first_sequence] = reading
+    parts = [starts[min(starts)]]
+    while (after := parts[-1].first_sequence + len(parts[-1].base_nats)) in starts:
+        parts.append(starts[after])
+    return parts
 
 
 def _row(readings: Sequence[AlphaScanReading], part: AlphaScanReading, block: int, alpha: float) -> list[float | None]:
-    """The losses of one part of the sequences, from whichever reading has them."""
+    """The losses of one part of the sequences, from whichever reading of the same sequences has them."""
     for reading in readings:
-        if reading.first_sequence == part.first_sequence and (row := reading.at(block, alpha)):
+        same = reading.first_sequence == part.first_sequence and len(reading.base_nats) == len(part.base_nats)
+        if same and (row := reading.at(block, alpha)):
             return row
     return []

@@ -68,13 +68,16 @@ def next_plan(
     at = next(number for number, model in enumerate(models) if model.left_out == latest.left_out)
     after = models[at + 1] if at + 1 < len(models) else None
     served = models[0]
-    ratio = None if served.exploding_blocks and any(served.nats) else order.explosion_ratio
-    if at == 1 and served.exploding_blocks and ratio is not None and not flagged_in(served, models[1], thresholds):
+    if served.exploding_blocks and any(served.nats):
+        # Curves behind an exploding block: it is known to be how this model works, see below.
+        order = order.model_copy(update={"explosion_ratio": None})
+    elif served.exploding_blocks and at == 1 and not flagged_in(served, latest, thresholds):
         # What looked like an explosion is how this model works: it is worse without.
-        return _follow(order, latest, left_out=[], alphas=order.alphas, explosion_ratio=None)
+        order = order.model_copy(update={"explosion_ratio": None})
+        return _follow(order, latest, left_out=[], alphas=order.alphas)
     found = flagged_in(models[at], after, thresholds)
     if latest.complete and not latest.left_out:
-        refined = _refined(order, [r for r in readings if not r.left_out], strategy, thresholds)
+        refined = _refined(order, [r for r in readings if r.complete and not r.left_out], strategy, thresholds)
         if refined is not None:
             return refined
     left_out = sorted({*latest.left_out, *found})
@@ -83,7 +86,7 @@ def next_plan(
         return None
     # A model without curves gets them at last; one with curves has shown them already.
     alphas = order.alphas if not latest.complete and not any(any(m.nats) for m in models) else [0.0]
-    return _follow(order, latest, left_out=left_out, alphas=alphas, explosion_ratio=ratio)
+    return _follow(order, latest, left_out=left_out, alphas=alphas)
 
 
 def _first_plan(order: AlphaScanPlan, strategy: Strategy) -> AlphaScanPlan:
@@ -97,7 +100,7 @@ def _first_plan(order: AlphaScanPlan, strategy: Strategy) -> AlphaScanPlan:
 def _refined(
     order: AlphaScanPlan, readings: Sequence[AlphaScanReading], strategy: Strategy, thresholds: Thresholds
 ) -> AlphaScanPlan | None:
-    """The rest of the first round, if there is one."""
+    """The rest of the first round, if there is one; `readings` are those of the served model that have curves."""
     latest = readings[-1]
     match strategy:
         case Strategy.TWO_STAGE if len(readings) == 1:
@@ -108,7 +111,8 @@ def _refined(
             gains = {score.block: score.skip_gain for score in scores(latest)}
             best = sorted((b for b, g in gains.items() if g is not None), key=lambda b: -(gains[b] or 0.0))[:2]
             blocks = sorted(b for start in best for b in range(start, min(start + latest.group, len(latest.nats))))
-            return order.model_copy(update={"blocks": blocks}) if blocks else None
+            # No group can be judged when the loss is not finite: the blocks can.
+            return order.model_copy(update={"blocks": blocks or None})
         case Strategy.GROWING:
             so_far = joined(readings)
             done = so_far.first_sequence + len(so_far.base_nats)
@@ -160,13 +164,8 @@ def _sequences(order: AlphaScanPlan, start: int, stop: int) -> AlphaScanPlan:
 
 
 def _follow(
-    order: AlphaScanPlan,
-    latest: AlphaScanReading,
-    *,
-    left_out: list[int],
-    alphas: list[float],
-    explosion_ratio: float | None,
+    order: AlphaScanPlan, latest: AlphaScanReading, *, left_out: list[int], alphas: list[float]
 ) -> AlphaScanPlan:
     """The model without `left_out`, on the sequences that have been measured so far."""
     measured = _sequences(order, 0, latest.first_sequence + len(latest.base_nats))
-    return measured.model_copy(update={"left_out": left_out, "alphas": alphas, "explosion_ratio": explosion_ratio})
+    return measured.model_copy(update={"left_out": left_out, "alphas": alphas})

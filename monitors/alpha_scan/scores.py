@@ -78,18 +78,21 @@ def paired_t(
     return center, center / max(math.sqrt(squares * count / (count - 1)) / total, RESOLUTION)
 
 
-def scores(reading: AlphaScanReading, profile: "Profile | None" = None) -> list[BlockScore]:
-    """The scores of all blocks of one (joined) reading.
+def shared_alphas(reading: AlphaScanReading) -> list[float]:
+    """Alphas that all measured blocks have, ascending: scores that are compared over blocks use no others."""
+    measured = [block for block, rows in enumerate(reading.nats) if any(rows)]
+    return sorted(alpha for alpha in reading.alphas if all(reading.at(block, alpha) for block in measured))
 
-    Scores that are compared over blocks use the alphas that all measured blocks share; a curve has all of its block.
-    """
+
+def scores(reading: AlphaScanReading, profile: "Profile | None" = None) -> list[BlockScore]:
+    """The scores of all blocks of one (joined) reading, over the alphas that they share; a curve has all of them."""
     weights = reading.scored_tokens
     base = mean(reading.base_nats, weights)
     curves = [
         {alpha: mean(row, weights) for alpha in reading.alphas if (row := reading.at(block, alpha))}
         for block in range(len(reading.nats))
     ]
-    shared = [alpha for alpha in reading.alphas if all(alpha in curve for curve in curves if curve)]
+    shared = shared_alphas(reading)
     raw: list[dict[str, float | None]] = []
     for curve in curves:
         at = {alpha: curve[alpha] for alpha in shared if curve} if base is not None else {}
