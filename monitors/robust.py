@@ -1,8 +1,7 @@
 """Robust z-scores: how far one block stands out from the other blocks of the same scan."""
 
 from collections.abc import Sequence
-
-import numpy as np
+from statistics import median as median_of
 
 MAD_TO_SIGMA = 1.4826
 """For normal data 1.4826 * MAD estimates the standard deviation."""
@@ -21,9 +20,8 @@ the culprit.  Its z is then finite and very large; the others' is 0.
 
 def median_and_mad(scores: Sequence[float]) -> tuple[float, float]:
     """Median of `scores` and the median absolute deviation from it.  `scores` must not be empty."""
-    values = np.asarray(scores, dtype=np.float64)
-    median = float(np.median(values))
-    return median, float(np.median(np.abs(values - median)))
+    median = median_of(scores)
+    return median, median_of(abs(score - median) for score in scores)
 
 
 def robust_z(scores: Sequence[float | None], resolution: float = RESOLUTION) -> list[float | None]:
