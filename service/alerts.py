@@ -2,10 +2,12 @@
 
     FlipwatchBlockFlagged     k of the last n findings flag a block; one alert for each block that k of them flag, or,
                               when the flag wanders, for all blocks that they flag
+    FlipwatchModelDrifted     k of the last n findings say that the model is damaged (its loss lies above its healthy value)
+                              and name no block
     FlipwatchModelNotFinite   the last finding says that the loss of the model is not finite: fires at once
     FlipwatchUnknown          k of the last n findings are `unknown`
 
-An `unknown` finding says nothing about blocks or losses: it neither fires nor resolves the first two.
+An `unknown` finding says nothing about blocks or losses: it neither fires nor resolves the first three.
 """
 
 from collections import Counter, deque
@@ -21,11 +23,12 @@ from ..monitors.finding import Health
 from .records import FindingRecord
 
 BLOCK_FLAGGED = "FlipwatchBlockFlagged"
+DRIFTED = "FlipwatchModelDrifted"
 NOT_FINITE = "FlipwatchModelNotFinite"
 UNKNOWN = "FlipwatchUnknown"
-NAMES = (BLOCK_FLAGGED, NOT_FINITE, UNKNOWN)
+NAMES = (BLOCK_FLAGGED, DRIFTED, NOT_FINITE, UNKNOWN)
 
-_SEVERITY = {BLOCK_FLAGGED: "critical", NOT_FINITE: "critical", UNKNOWN: "warning"}
+_SEVERITY = {BLOCK_FLAGGED: "critical", DRIFTED: "critical", NOT_FINITE: "critical", UNKNOWN: "warning"}
 
 # What Alertmanager writes for "not ended yet".
 _NO_END = "0001-01-01T00:00:00Z"
@@ -103,6 +106,10 @@ class Alerts:
                 last = next(_reasons(judged)[block] for judged in reversed(self._judged) if block in _reasons(judged))
                 description = f"Flagged in {counts[block]} of the last {len(self._judged)} findings; {last}."
                 yield Alert(BLOCK_FLAGGED, block, at, f"Block {block} does harm", description)
+        drifted = [judged for judged in self._judged if _drifted(judged)]
+        if len(drifted) >= self._k:
+            description = f"{len(drifted)} of the last {len(self._judged)} findings; {drifted[-1].body['reason']}"
+            yield Alert(DRIFTED, None, at, "The served model is damaged, and no block is the cause", description)
         if self._judged and _not_finite(self._judged[-1]):
             reason = str(self._judged[-1].body["reason"])
             yield Alert(NOT_FINITE, None, at, "The loss of the served model is not finite", reason)
@@ -161,6 +168,11 @@ def webhook_body(
 def _reasons(finding: FindingRecord) -> dict[int, str]:
     """Flagged block -> why."""
     return {place["block"]: place["reason"] for place in finding.body["places"]}
+
+
+def _drifted(finding: FindingRecord) -> bool:
+    """Something is wrong with a model that still gives numbers, and the finding names no block."""
+    return finding.health is Health.FAILED and not finding.body["places"] and not _not_finite(finding)
 
 
 def _not_finite(finding: FindingRecord) -> bool:

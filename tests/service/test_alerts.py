@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from flipwatch.monitors.finding import Health
-from flipwatch.service.alerts import BLOCK_FLAGGED, NOT_FINITE, UNKNOWN, Alerts
+from flipwatch.service.alerts import BLOCK_FLAGGED, DRIFTED, NOT_FINITE, UNKNOWN, Alerts
 from flipwatch.service.records import FindingRecord, ScanTrigger
 from flipwatch.service.settings import Settings
 from flipwatch.service.sidecar import Sidecar
@@ -85,6 +85,22 @@ def test_block_flagged_needs_k_of_n_and_resolves_below(finding: Numbered) -> Non
         firing.append(len(alerts.firing))
     assert firing == [0, 0, 1, 1, 1, 0]
     assert sent.brief() == [("firing", BLOCK_FLAGGED, ["4"]), ("resolved", BLOCK_FLAGGED, ["4"])]
+
+
+def test_drift_needs_k_of_n_and_is_no_other_alert(finding: Numbered) -> None:
+    """Failed findings that name no block and have a finite loss fire together as one alert without a block."""
+    sent = Sent()
+    alerts = alerts_of(sent)
+    for record in (finding(health=Health.FAILED), finding(4), finding(loss=None), finding(health=Health.FAILED)):
+        alerts.observe(record, "tiny")
+        assert DRIFTED not in {alert.name for alert in alerts.firing}
+    alerts.observe(finding(health=Health.FAILED), "tiny")
+    [alert] = alerts.firing
+    assert (alert.name, alert.block) == (DRIFTED, None)
+    assert alert.description == "2 of the last 3 findings; finding 5"
+    for _ in range(2):
+        alerts.observe(finding(), "tiny")
+    assert sent.brief()[-1] == ("resolved", DRIFTED, [None])
 
 
 def test_alert_is_said_in_alertmanagers_words(finding: Numbered) -> None:
