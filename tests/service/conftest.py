@@ -80,7 +80,7 @@ def settings(server: FakeServer, tmp_path: Path) -> Callable[..., Settings]:
             "tokens": TOKENS,
             "vllm": {"url": server.url, "poll_seconds": 3600},
             "scan": {"every_minutes": None, "duty": 1.0},
-            "validation": {"max_items": 4},
+            "validation": {"max_items": 8},
             "mitigation": {"mode": "enforce"},
         }
         for name, value in sections.items():
