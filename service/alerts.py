@@ -2,8 +2,8 @@
 
     FlipwatchBlockFlagged     k of the last n findings flag a block; one alert for each block that k of them flag, or,
                               when the flag wanders, for all blocks that they flag
-    FlipwatchModelDrifted     k of the last n findings say that the model is damaged (its loss lies above its healthy value)
-                              and name no block
+    FlipwatchModelDrifted     k of the last n findings say that the model is damaged (its loss lies above its healthy
+                              value) and name no block
     FlipwatchModelNotFinite   the last finding says that the loss of the model is not finite: fires at once
     FlipwatchUnknown          k of the last n findings are `unknown`
 
