@@ -27,7 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from scan_cost import naive_scan, read_questions
 from transformers.utils.logging import disable_progress_bar
 
-from flipwatch.monitors.alpha_scan import FULL_GRID, QUICK_GRID, AlphaScan, AlphaScanPlan, AlphaScanReading
+from flipwatch.monitors.alpha_scan import FULL_GRID, QUICK_GRID, AlphaScan, AlphaScanPlan, AlphaScanReading, Strategy
 from flipwatch.monitors.alpha_scan.rounds import GROUP
 from flipwatch.monitors.alpha_scan.scores import mean
 from flipwatch.monitors.faults import inject
@@ -52,6 +52,8 @@ class Size(Wire):
     """How much is measured."""
 
     sequences: int
+    """Each scan begins with so many, and grows while it is undecided."""
+    most_sequences: int
     tokens: int
     healthy_texts: int
     seeds: int
@@ -64,10 +66,26 @@ class Size(Wire):
 
 SIZES = {
     "full": Size(
-        sequences=8, tokens=16, healthy_texts=384, seeds=60, quota=(1, 2, 8), outside_seeds=2, several=6, naive=4
+        sequences=8,
+        most_sequences=32,
+        tokens=16,
+        healthy_texts=384,
+        seeds=60,
+        quota=(1, 2, 8),
+        outside_seeds=2,
+        several=6,
+        naive=4,
     ),
     "small": Size(
-        sequences=8, tokens=12, healthy_texts=96, seeds=3, quota=(1, 1, 2), outside_seeds=1, several=2, naive=1
+        sequences=8,
+        most_sequences=16,
+        tokens=12,
+        healthy_texts=96,
+        seeds=3,
+        quota=(1, 1, 2),
+        outside_seeds=1,
+        several=2,
+        naive=1,
     ),
 }
 
@@ -83,7 +101,8 @@ class Bench:
         self.done: dict[str, dict[str, Any]] = {record["name"]: record for record in map(json.loads, lines)}
         self.view = LocalView.load(folder, DTYPES[dtype])
         self.texts = texts
-        self.order = self.plan(texts[: size.sequences], list(QUICK_GRID))
+        self.first = self.plan(texts[: size.sequences], list(QUICK_GRID))
+        self.order = self.plan(texts[: size.most_sequences], list(QUICK_GRID))
 
     def plan(self, texts: list[ValidationItem], alphas: list[float], *, tokens_per_step: int = 512) -> AlphaScanPlan:
         """Sequences of the benchmark's length; shorter texts are kept as they are."""
@@ -105,7 +124,7 @@ class Bench:
             dtype=self.dtype,
             architecture=type(self.view.model).__name__,
             blocks=self.view.num_blocks,
-            order=self.order.model_dump(mode="json"),
+            order=self.first.model_dump(mode="json"),
             texts=len(self.texts),
             torch=torch.__version__,
             size=self.size.model_dump(mode="json"),
@@ -115,7 +134,7 @@ class Bench:
 
     def healthy_order(self) -> None:
         """The texts of the faults' scans, twice: the second time in batches of another size, for the rounding."""
-        self._scan("healthy/order", self.order)
+        self._scan("healthy/order", self.first)
         smaller = self.plan(self.texts[: self.size.sequences], list(QUICK_GRID), tokens_per_step=self.size.tokens * 6)
         self._scan("healthy/again", smaller)
 
@@ -147,22 +166,25 @@ class Bench:
     def faults(self, every: Iterator[Case], *, quota: bool, plan: AlphaScanPlan, groups: bool) -> Iterator[str]:
         """Scan case by case; yields the name of each."""
         counts: Counter[tuple[str, int]] = Counter()
-        healthy = self._base(plan)
+        start = plan.model_copy(
+            update={name: getattr(plan, name)[: self.size.sequences] for name in ("tokens", "scored_from")}
+        )
+        healthy = self._base(start)
         for case in every:
             record = self.done.get(case.name)
             if record is None:
                 with damaged(self.view, case):
-                    loss = self._base(plan)
+                    loss = self._base(start)
                     bucket = damage_class(healthy, loss)
                     scanned = not quota or counts[case.kind, bucket] < self.size.quota[bucket]
                     content: dict[str, Any] = {"case": case.model_dump(mode="json"), "healthy": healthy, "loss": loss}
                     if scanned:
                         started = time.perf_counter()
-                        _, readings = run_scan(self.view, AlphaScan(), plan)
+                        _, readings = run_scan(self.view, AlphaScan(strategy=Strategy.GROWING), plan)
                         content["seconds"] = time.perf_counter() - started
                         content["readings"] = [reading.model_dump(mode="json") for reading in readings]
                         if groups and readings[0].complete:
-                            together = plan.model_copy(update={"group": GROUP, "alphas": [0.0]})
+                            together = start.model_copy(update={"group": GROUP, "alphas": [0.0]})
                             content["groups"] = run_measurement(self.view, AlphaScan(), together).model_dump(
                                 mode="json"
                             )
@@ -190,13 +212,13 @@ class Bench:
             wanted -= 1
             name = f"naive/{case.name}"
             if name not in self.done:
-                full = self.order.model_copy(update={"alphas": list(FULL_GRID)})
+                full = self.first.model_copy(update={"alphas": list(FULL_GRID)})
                 with damaged(self.view, case), torch.inference_mode():
                     started = time.perf_counter()
                     losses, passes = naive_scan(self.view, full, lambda: None)
                     slow = time.perf_counter() - started
                     started = time.perf_counter()
-                    quick = run_measurement(self.view, AlphaScan(), self.order)
+                    quick = run_measurement(self.view, AlphaScan(), self.first)
                     fast = time.perf_counter() - started
                 self.keep(
                     name,

@@ -45,6 +45,11 @@ def _harm(score: BlockScore) -> float | None:
     return score.skip_gain if score.skip_gain_t >= limits.min_gain_t else min(score.skip_gain, 0.0)
 
 
+def _match(score: BlockScore) -> float | None:
+    """Largest for the block without which the loss is closest to the healthy model's without it."""
+    return None if score.without_drift_nats is None else -abs(score.without_drift_nats)
+
+
 SCORES = (
     Score("BSS z", lambda s: s.bss_z, 6.0),
     Score("largest deviation z", lambda s: s.largest_deviation_z, 6.0),
@@ -55,6 +60,7 @@ SCORES = (
     Score("BSS z, profile", lambda s: s.bss_profile_z, 6.0, profile=True),
     Score("slope z, profile", lambda s: s.slope_profile_z, 6.0, profile=True),
     Score("skip gain z, profile", lambda s: s.skip_gain_profile_z, 6.0, profile=True),
+    Score("match, profile", _match, -2e-3, profile=True),
 )
 
 HARM = "harm (skip gain, tested)"
@@ -68,6 +74,9 @@ class Verdict:
     healthy: float
     loss: float | None
     finding: AlphaScanFinding
+    """Of the whole scan, without a profile."""
+    known: AlphaScanFinding | None
+    """Of its first reading, with a clean profile of the same texts."""
     complete: bool
     """There are curves of the model as served."""
     groups: AlphaScanReading | None
@@ -90,14 +99,19 @@ class Verdict:
         """The block that the score ranks first; what the sequential pass names goes before."""
         if not self.complete:
             return self.finding.flagged[0] if score.name == HARM and self.finding.flagged else None
-        valued = [(value, s.block) for s in self.finding.blocks if (value := score.value(s)) is not None]
+        valued = [(value, s.block) for s in self._blocks(score) if (value := score.value(s)) is not None]
         return max(valued)[1] if valued else None
+
+    def _blocks(self, score: Score) -> tuple[BlockScore, ...]:
+        if not score.profile:
+            return self.finding.blocks
+        return () if self.known is None else self.known.blocks
 
     def top(self, score: Score) -> float | None:
         """The best block's value."""
         if not self.complete:
             return float("inf") if score.name == HARM and self.finding.flagged else None
-        return max((value for s in self.finding.blocks if (value := score.value(s)) is not None), default=None)
+        return max((value for s in self._blocks(score) if (value := score.value(s)) is not None), default=None)
 
     def detects(self, score: Score) -> bool:
         """Whether the score calls the model damaged."""
@@ -147,11 +161,13 @@ class Results:
             readings = [AlphaScanReading.model_validate(reading) for reading in record["readings"]]
             groups = record.get("groups")
             same = profile is not None and len(profile.base_nats) == len(readings[0].base_nats)
+            known = self.scan.judge(readings[:1], profile) if same else None
             yield Verdict(
                 case=Case.model_validate(record["case"]),
                 healthy=record["healthy"],
                 loss=record["loss"],
-                finding=self.scan.judge(readings, profile if same else None),
+                finding=self.scan.judge(readings),
+                known=known,
                 complete=readings[0].complete,
                 groups=None if groups is None else AlphaScanReading.model_validate(groups),
                 readings=readings,

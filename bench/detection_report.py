@@ -89,7 +89,7 @@ def _model(results: Results, docs: Path, stem: str) -> Chapter:
 
 def _summary(verdict: Verdict) -> dict[str, Any]:
     """One fault in the JSON: enough to draw every plot and table again."""
-    finding = verdict.finding
+    finding, known = verdict.finding, verdict.known
     return {
         "case": verdict.case.model_dump(mode="json"),
         "loss": verdict.loss,
@@ -97,8 +97,8 @@ def _summary(verdict: Verdict) -> dict[str, Any]:
         "flagged": finding.flagged,
         "first": {score.name: verdict.first(score) for score in SCORES},
         "top": {score.name: _finite(verdict.top(score)) for score in SCORES},
-        "drift": finding.drift_nats,
-        "drift_t": finding.drift_t,
+        "drift": None if known is None else known.drift_nats,
+        "drift_t": None if known is None else known.drift_t,
         "predicted": finding.predicted_loss_nats,
         "passes": finding.passes,
     }

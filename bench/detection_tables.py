@@ -126,9 +126,9 @@ def cheaper(singles: list[Verdict]) -> Chapter:
         return {}, []
     grouped = [v for v in plain if v.groups is not None]
     same_groups = sum(_grouped_flag(v) == v.finding.flagged[:1] for v in grouped)
-    flagged = [v for v in grouped if v.finding.flagged]
+    flagged = [v for v in grouped if _first_flag(v)]
     kept_groups = sum(_grouped_flag(v) == _first_flag(v) for v in flagged)
-    slopes = [v for v in plain if v.finding.flagged]
+    slopes = [v for v in plain if _first_flag(v)]
     kept_slopes = sum(_first_flag(v)[0] in _steepest(v) for v in slopes)
     figures = {
         "grouped": {"cases": len(flagged), "same": kept_groups, "all": len(grouped), "same_all": same_groups},
@@ -180,11 +180,12 @@ def _is_bad(verdict: Verdict, skippable: list[int]) -> bool:
 
 def drifts(verdict: Verdict) -> bool:
     """The rule drift, or a loss that is not finite, which needs no profile."""
-    finding, limits = verdict.finding, verdict.finding.thresholds
+    finding, limits = verdict.known, verdict.finding.thresholds
     if verdict.loss is None:
         return True
     return (
-        finding.drift_nats is not None
+        finding is not None
+        and finding.drift_nats is not None
         and finding.drift_t is not None
         and finding.drift_nats >= limits.min_drift_nats
         and finding.drift_t >= limits.min_drift_t

@@ -15,7 +15,9 @@ strong fault makes other blocks look harmful as well (a neighbour that amplifies
 whether they are.
 
 The rule named *drift* needs a clean profile: the base loss is compared with its healthy value, sequence by sequence.
-It sees what harms the model anywhere, the embedding and the head included, and names no block.
+It sees what harms the model anywhere, the embedding and the head included.  Where harm names no block, the rule named
+*match* may: when a single block is damaged, the model without it is the healthy model without it, so the loss with that
+block left out, and no other, is what the profile says.  It holds for blocks that cannot be left out, too.
 
 BSS z > tau flags nothing, with a profile or without (`docs/decisions/0005`, `0008`).
 """
@@ -27,7 +29,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from ..finding import Action, Finding, Health, Place
 from .profile import Profile
 from .reading import AlphaScanReading, rounds
-from .scores import MIN_SEQUENCES, BlockScore, mean, paired_t, scores
+from .scores import MIN_SEQUENCES, PROFILE_RESOLUTION, BlockScore, mean, paired_t, scores
+
+_MATCH_SHARE = 0.02
+"""Share of the drift that may be left in a match."""
 
 
 class Thresholds(BaseModel):
@@ -88,17 +93,18 @@ def judge(
         found, shadows = _flags(model, after, thresholds, profile)
         places |= {place.block: place for place in found if place.block not in places}
     shown = next((model for model in models if any(model.nats)), served)
-    blocks = [
-        score.model_copy(update={"flagged": score.block in places})
-        for score in scores(shown, None if shown.left_out else profile)
-    ]
+    blocks = scores(shown, None if shown.left_out else profile)
     drift = None if profile is None else _drift(served, profile)
+    harmed = bool(places)
+    if not places and _drifts(drift, thresholds) and all(gate == 1.0 for gate in served.gates):
+        places = {place.block: place for place in _matches(blocks, drift)}
     flagged = tuple(sorted(places))
+    blocks = [score.model_copy(update={"flagged": score.block in places}) for score in blocks]
     health, reason = _verdict(served, base, blocks, [places[block] for block in flagged], drift, thresholds)
     reason += "".join(_notes(blocks, shadows if flagged else [], shown, thresholds, drift, profile))
     action = Action.NONE
     if health is Health.FAILED:
-        action = Action.SKIP if flagged else Action.INVESTIGATE
+        action = Action.SKIP if harmed else Action.INVESTIGATE
     return AlphaScanFinding(
         monitor="alpha_scan",
         health=health,
@@ -202,6 +208,17 @@ def _drift(served: AlphaScanReading, profile: Profile) -> tuple[float, float] | 
 
 def _drifts(drift: tuple[float, float] | None, thresholds: Thresholds) -> bool:
     return drift is not None and drift[0] >= thresholds.min_drift_nats and drift[1] >= thresholds.min_drift_t
+
+
+def _matches(blocks: Sequence[BlockScore], drift: tuple[float, float] | None) -> list[Place]:
+    """The one block without which the loss is the healthy model's, if it is one only."""
+    near = max(PROFILE_RESOLUTION, _MATCH_SHARE * drift[0]) if drift is not None else 0.0
+    found = [s for s in blocks if s.without_drift_nats is not None and abs(s.without_drift_nats) <= near]
+    if len(found) != 1:
+        return []
+    (score,) = found
+    reason = f"block {score.block}: without it, and without no other, the loss is that of the healthy model without it"
+    return [Place(block=score.block, reason=reason)]
 
 
 def _verdict(

@@ -46,6 +46,9 @@ class BlockScore(BaseModel):
     largest_deviation_profile_z: float | None = None
     skip_gain_t: float | None = None
     """Skip gain over its standard error, from the paired losses of the sequences; None below `MIN_SEQUENCES`."""
+    without_drift_nats: float | None = None
+    """Loss with the block left out, above the same of the healthy model (from a profile).  0 is the mark of the one
+    damaged block: without it the damaged model and the healthy one are the same."""
     curve: tuple[tuple[float, float | None], ...] = ()
     """(alpha, mean loss in nats) of each alpha that was measured."""
     flagged: bool = False
@@ -98,6 +101,9 @@ def scores(reading: AlphaScanReading, profile: "Profile | None" = None) -> list[
         at = {alpha: curve[alpha] for alpha in shared if curve} if base is not None else {}
         raw.append({name: formula(at, base or 0.0) for name, formula in FORMULAS.items()})
     against: dict[str, list[float | None]] = {name: [None] * len(raw) for name in FORMULAS}
+    if profile is not None and len(profile.base_nats) != len(reading.base_nats):
+        # Of some of the sequences only: its scores are means over all of them.
+        profile = None
     if profile is not None and profile.alphas == shared and len(profile.blocks) == len(raw):
         for name in FORMULAS:
             healthy = [getattr(block, name) for block in profile.blocks]
@@ -116,6 +122,7 @@ def scores(reading: AlphaScanReading, profile: "Profile | None" = None) -> list[
                     "block": block,
                     "curve": tuple(curves[block].items()),
                     "skip_gain_t": None if test is None else test[1],
+                    "without_drift_nats": _without_drift(curves[block].get(0.0), block, profile, weights),
                 }
                 | score
                 | {f"{name}_z": z[name][block] for name in FORMULAS}
@@ -123,6 +130,16 @@ def scores(reading: AlphaScanReading, profile: "Profile | None" = None) -> list[
             )
         )
     return found
+
+
+def _without_drift(
+    skipped: float | None, block: int, profile: "Profile | None", weights: Sequence[int]
+) -> float | None:
+    """Loss without the block minus the healthy model's."""
+    if profile is None or skipped is None:
+        return None
+    base, gain = mean(profile.base_nats, weights), profile.blocks[block].skip_gain
+    return None if base is None or gain is None else skipped - (base - gain)
 
 
 def _minus(score: float | None, healthy: float | None) -> float | None:
