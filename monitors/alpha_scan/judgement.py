@@ -180,7 +180,8 @@ def _ways_out(model: AlphaScanReading, where: str) -> list[Place]:
     if not finite:
         return []
     loss, block = min(finite)
-    return [Place(block=block, reason=f"block {block}: the loss is finite only without it, {loss:.3f} nats{where}")]
+    only = "only " if len(finite) == 1 else ""
+    return [Place(block=block, reason=f"block {block}: the loss is finite {only}without it, {loss:.3f} nats{where}")]
 
 
 def _predicted(models: Sequence[AlphaScanReading], flagged: tuple[int, ...]) -> float | None:
@@ -290,6 +291,8 @@ def _notes(
             "" if moved is None else f", most changed by BSS is block {moved.block} (z {_number(moved.bss_profile_z)})"
         )
         notes.append(f"; against the clean profile the loss is {drift[0]:+.3f} nats (t {_number(drift[1])}){most}")
+    else:
+        notes.append("; the loss could not be compared with the clean profile")
     return notes
 
 

@@ -94,9 +94,12 @@ def _parts(readings: Sequence[AlphaScanReading]) -> list[AlphaScanReading]:
         known = starts.setdefault(reading.first_sequence, reading)
         if len(reading.base_nats) > len(known.base_nats):
             starts[reading.first_sequence] = reading
-    parts = [starts[min(starts)]]
-    while (after := parts[-1].first_sequence + len(parts[-1].base_nats)) in starts:
-        parts.append(starts[after])
+    parts: list[AlphaScanReading] = []
+    after = min(starts)
+    for start in sorted(starts):
+        if start == after:
+            parts.append(starts[start])
+            after += len(starts[start].base_nats)
     return parts
 
 
