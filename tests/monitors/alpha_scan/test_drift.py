@@ -63,3 +63,26 @@ def test_a_gain_that_the_healthy_block_has_too_is_no_harm() -> None:
     assert judge([both], DEFAULTS).flagged == (2,)
     assert judge([both], DEFAULTS, clean).flagged == (4,)
     assert judge([reading(gains(-0.1, -0.2, 0.6, -0.4, 0.04))], DEFAULTS, clean).flagged == ()
+
+
+def test_the_one_block_that_explains_the_drift_is_named() -> None:
+    """Without it the model is the healthy one without it: named, but no skip is suggested, since it costs more."""
+    clean = profile_of(reading(gains(-0.1, -0.2, -2.0, -0.4, -0.5)))
+    damaged = [[3.1, 3.0, 3.0, 3.0, 3.0], [3.2, 3.0, 3.0, 3.0, 3.0], [4.0, 3.0, 3.0, 3.0, 3.0]]
+    others = [[3.4, 3.0, 3.0, 3.0, 3.0], [3.5, 3.0, 3.0, 3.0, 3.0]]
+    curves: Curves = [*damaged, *others]
+    finding = judge([reading(curves, base=3.0)], DEFAULTS, clean)
+    assert (finding.health, finding.flagged, finding.action) == (Health.FAILED, (2,), Action.INVESTIGATE)
+    assert "block 2: without it, and without no other, the loss is that of the healthy model" in finding.reason
+    assert finding.blocks[2].flagged
+    assert finding.predicted_loss_nats == pytest.approx(4.0)
+
+
+def test_where_two_blocks_explain_the_drift_none_is_named() -> None:
+    """Or no block: the cause is elsewhere."""
+    clean = profile_of(reading(gains(-0.1, -2.0, -2.0, -0.4, -0.5)))
+    two: Curves = [[3.1] * 5, [4.0] * 5, [4.0] * 5, [3.4] * 5, [3.5] * 5]
+    none: Curves = [[3.1] * 5, [5.0] * 5, [5.0] * 5, [3.4] * 5, [3.5] * 5]
+    for curves in (two, none):
+        finding = judge([reading(curves, base=3.0)], DEFAULTS, clean)
+        assert (finding.health, finding.flagged, finding.action) == (Health.FAILED, (), Action.INVESTIGATE)
