@@ -23,7 +23,7 @@ from transformers import (
 
 from flipwatch.monitors.alpha_scan import QUICK_GRID, AlphaScan, AlphaScanPlan
 from flipwatch.monitors.monitor import ModelView
-from flipwatch.probe.local import LocalView, run_measurement
+from flipwatch.probe.local import LocalView, run_measurement, run_scan
 
 VOCAB, LAYERS = 61, 5
 
@@ -183,6 +183,33 @@ def test_scan_equals_hugging_face(make: Callable[[], PreTrainedModel]) -> None:
                 float(view.nats(walk(view, tokens), tokens, scored)), abs=1e-5
             )
             view.gates[3] = 1.0
+
+
+def test_a_whole_scan_goes_on_without_the_broken_block() -> None:
+    """NaN in block 2: named by the first plan, and the second has the curves and the loss without it."""
+    view, order = LocalView(llama()), plan()
+    for weight in view.layers[2].parameters():
+        weight.detach().fill_(torch.nan)
+    plans: list[tuple[AlphaScanPlan, int]] = []
+    done = [0]
+
+    def begin(started: AlphaScanPlan, steps: int) -> None:
+        plans.append((started, steps))
+        done.append(0)
+
+    def count() -> None:
+        done[-1] += 1
+
+    finding, readings = run_scan(view, AlphaScan(), order, on_plan=begin, on_step=count)
+    assert finding.flagged == (2,)
+    assert [started.left_out for started, _ in plans] == [[], [2]]
+    assert [reading.left_out for reading in readings] == [[], [2]]
+    assert done[1] < plans[0][1]
+    assert done[2] == plans[1][1]
+    view.gates[2] = 0.0
+    without = run_measurement(view, AlphaScan(), order.model_copy(update={"alphas": []}))
+    assert readings[1].base_nats == without.base_nats
+    assert [bool(score.curve) for score in finding.blocks] == [True, True, False, True, True]
 
 
 def test_scan_leaves_the_model_as_it_was() -> None:
