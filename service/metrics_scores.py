@@ -36,6 +36,11 @@ def of_blocks(finding: AlphaScanFinding | None, model_name: str) -> Iterable[Met
         "Loss on the validation set without the block, as the last scan measured it; absent when it is not known.",
         labels=block_labels,
     )
+    without_drift = GaugeMetricFamily(
+        "flipwatch_block_without_drift_nats",
+        "That loss above the same of the clean profile, near 0 for the one damaged block; absent without a profile.",
+        labels=block_labels,
+    )
     flagged = GaugeMetricFamily(
         "flipwatch_block_flagged", "Whether the last scan flagged the block (1) or not (0).", labels=block_labels
     )
@@ -51,8 +56,10 @@ def of_blocks(finding: AlphaScanFinding | None, model_name: str) -> Iterable[Met
             gain_t.add_metric(at, block.skip_gain_t)
         if finding is not None and (loss := loss_without(finding, block.block)) is not None:
             without.add_metric(at, loss)
+        if block.without_drift_nats is not None:
+            without_drift.add_metric(at, block.without_drift_nats)
         flagged.add_metric(at, int(block.flagged))
-    yield from (zscore, score, gain_t, without, flagged)
+    yield from (zscore, score, gain_t, without, without_drift, flagged)
 
 
 def of_thresholds(thresholds: Thresholds) -> Iterable[Metric]:

@@ -137,6 +137,10 @@ class BlockView(View):
     skip_gain_profile_z: float | None = None
     largest_deviation_profile_z: float | None = None
     skip_gain_t: float | None = Field(default=None, description="Skip gain over its standard error.")
+    without_drift_nats: float | None = Field(
+        default=None,
+        description="Loss with the block left out above that of the clean profile; near 0 for the one damaged block.",
+    )
     curve: list[tuple[float, float | None]] = Field(default=[], description="(alpha, mean loss in nats) as measured.")
 
 

@@ -76,6 +76,7 @@ FINDING = AlphaScanFinding(
             skip_gain_z=12.5,
             bss_profile_z=90.5,
             skip_gain_t=8.5,
+            without_drift_nats=0.125,
             flagged=True,
         ),
     ),
@@ -90,7 +91,9 @@ FINDING = AlphaScanFinding(
 
 
 _WITHOUT_PROFILE = {
-    "blocks": tuple(block.model_copy(update={"bss_profile_z": None}) for block in FINDING.blocks),
+    "blocks": tuple(
+        block.model_copy(update={"bss_profile_z": None, "without_drift_nats": None}) for block in FINDING.blocks
+    ),
     "drift_nats": None,
     "drift_t": None,
     "profile_recorded_at": None,
@@ -184,7 +187,13 @@ def test_without_a_profile_nothing_is_taken_against_one() -> None:
     text = _text(_registry(live, alerts))
     assert "flipwatch_profile_used 0.0" in text
     assert 'reference="blocks"' in text
-    for absent in ('reference="profile"', "flipwatch_drift_nats{", "flipwatch_profile_info{", "_timestamp_seconds 1.7"):
+    for absent in (
+        "without_drift_nats{",
+        'reference="profile"',
+        "flipwatch_drift_nats{",
+        "flipwatch_profile_info{",
+        "_timestamp_seconds 1.7",
+    ):
         assert absent not in text
 
 
