@@ -82,7 +82,7 @@ class Sidecar:
             "vllm": {"url": vllm_url, "poll_seconds": 0.5},
             "tokens": [{"name": "operator", "token": TOKEN, "scopes": ["admin"]}],
             "scan": {"every_minutes": None, "every_requests": 5, "grid": "quick", "part_budget_ms": 100, "duty": 1.0},
-            "validation": {"max_items": 6, "max_tokens": 24},
+            "validation": {"max_items": 8, "max_tokens": 24},
             "alerts": {"k": 1, "n": 1, "webhook_url": webhook.url},
             "mitigation": {"mode": "enforce"},
             "faults": {"enabled": True},
@@ -143,11 +143,11 @@ class Sidecar:
         (state,) = [state for state in states["states"] if state["monitor"] == "alpha_scan"]
         return dict(state)
 
-    def scan(self) -> dict[str, Any]:
-        """One scan now; its finding."""
+    def scan(self, path: str = "/scans", **order: Any) -> dict[str, Any]:
+        """One scan now, or with `/baselines` one that becomes the clean profile; its finding."""
         # One that the sidecar started by itself may be under way.
         wait_for("an idle sidecar", lambda: not self.call("GET", "/states")["scanning"])
-        scan = self.call("POST", "/scans", {}, 202)
+        scan = self.call("POST", path, order, 202)
 
         def done() -> dict[str, Any] | None:
             record = self.call("GET", f"/scans/{scan['id']}")
@@ -155,6 +155,7 @@ class Sidecar:
 
         record = wait_for("the end of the scan", done)
         assert record["state"] == "done", record
+        assert record["profile_refusal"] is None
         return dict(record["finding"])
 
     def mitigation(self, id: str, *states: str) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def _skip_flagged(sidecar: Sidecar) -> dict[str, Any]:
 def test_watch_flag_alert_skip_undo(vllm: VllmServer, sidecar: Sidecar, webhook: Webhook) -> None:
     """A burst in block 4 is flagged by the scan that served requests trigger, alerted, skipped, undone."""
     assert sidecar.state()["health"] == "unknown"
-    healthy = sidecar.scan()
+    healthy = sidecar.scan("/baselines")
     assert healthy["health"] == "ok", healthy["reason"]
     before = vllm.outputs(["The capital of France is"])
 
@@ -79,6 +79,23 @@ def test_watch_flag_alert_skip_undo(vllm: VllmServer, sidecar: Sidecar, webhook:
     sidecar.mitigation(skip["id"], "reverted")
     assert set(vllm.facts()["gates"]) == {1.0}
     assert vllm.outputs(["The capital of France is"]) == before
+
+
+def test_damage_outside_every_block_is_drift(sidecar: Sidecar, webhook: Webhook) -> None:
+    """With the clean profile of the healthy server, a damaged final norm is failed and names no block; undone, ok."""
+    profile = sidecar.call("GET", "/baselines")
+    assert len(profile["blocks"]) == 30
+    order = {"tensor": "model.norm", "kind": "neighbours", "count": 64}
+    fault = sidecar.call("POST", "/faults", order, 201)
+    finding = sidecar.scan(grid=[0.0])
+    assert (finding["health"], finding["flagged"]) == ("failed", []), finding["reason"]
+    assert finding["drift_nats"] > 0.1
+    assert sidecar.metric('flipwatch_drift_nats{model_name="smol"}') == finding["drift_nats"]
+    wait_for("the alert", lambda: webhook.seen("FlipwatchModelDrifted", "firing"))
+    sidecar.call("DELETE", f"/faults/{fault['id']}")
+    finding = sidecar.scan(grid=[0.0])
+    assert (finding["health"], finding["profile_recorded_at"]) == ("ok", profile["recorded_at"]), finding["reason"]
+    assert abs(finding["drift_nats"]) < 0.01
 
 
 def test_nan_is_never_a_number(vllm: VllmServer, sidecar: Sidecar, webhook: Webhook) -> None:
@@ -138,5 +155,8 @@ def test_vllm_restarts_under_the_sidecar(vllm: VllmServer, sidecar: Sidecar) -> 
     sidecar.mitigation(made["id"], "reverted")
     assert sidecar.state()["health"] == "unknown"
     assert sidecar.metric('flipwatch_block_gate{block="9",model_name="smol"}') == 1.0
-    assert sidecar.scan()["health"] == "ok"
+    finding = sidecar.scan()
+    assert finding["health"] == "ok"
+    # The same checkpoint in a new process: the profile of the old one fits.
+    assert finding["profile_recorded_at"] is not None, finding["reason"]
     assert sidecar.state()["health"] == "ok"
