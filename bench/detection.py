@@ -67,11 +67,11 @@ class Size(Wire):
 SIZES = {
     "full": Size(
         sequences=8,
-        most_sequences=32,
+        most_sequences=16,
         tokens=16,
         healthy_texts=384,
         seeds=60,
-        quota=(1, 2, 8),
+        quota=(1, 1, 6),
         outside_seeds=2,
         several=6,
         naive=4,

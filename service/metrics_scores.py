@@ -74,7 +74,6 @@ def of_thresholds(thresholds: Thresholds) -> Iterable[Metric]:
         ("skip_gain_threshold_nats", "Rule harm: the least skip gain that flags a block.", thresholds.min_gain_nats),
         ("skip_gain_t_threshold", "Rule harm: the least skip gain in standard errors.", thresholds.min_gain_t),
         ("drift_threshold_nats", "Rule drift: the least drift of a damaged model.", thresholds.min_drift_nats),
-        ("drift_t_threshold", "Rule drift: the least drift in standard errors.", thresholds.min_drift_t),
     ):
         yield GaugeMetricFamily(f"flipwatch_{name}", text, value=value)
 
