@@ -1,7 +1,8 @@
-"""What prefix sharing saves: the alpha-scan against naive full passes, on the same model, texts and grid.
+"""What a scan costs: the naive 9-alpha scan against every strategy of the monitor, on one model, in one run.
 
-Naive: the base loss and every block and alpha are a full pass of their own through all blocks.  Shared: the scan as
-it is.  Both run in this process, in turn, several times; the ratio is taken within each repeat.
+Naive: the base loss and every block and alpha are a full pass of their own through all blocks.  The others share the
+prefix in front of the scaled block, and leave out what they can (see `scan_strategies.py`).  All run in this process,
+in turn, several times; ratios are taken within each repeat.
 """
 
 import json
@@ -11,41 +12,32 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from scan_strategies import WAYS, Outcome, Ticks, largest_difference, naive_reading, naive_scan
 from transformers.utils.logging import disable_progress_bar
 
-from flipwatch.monitors.alpha_scan import (
-    FULL_GRID,
-    QUICK_GRID,
-    AlphaScan,
-    AlphaScanPlan,
-    AlphaScanReading,
-    chunks,
-    padded,
-)
+from flipwatch.monitors.alpha_scan import FULL_GRID, AlphaScan, AlphaScanPlan, AlphaScanReading, chunks
+from flipwatch.monitors.faults import FaultKind, FaultSpec, inject
 from flipwatch.monitors.validation import ValidationItem, load_items
-from flipwatch.probe.local import LocalView, make_plan, run_measurement
+from flipwatch.probe.local import LocalView, make_plan
 
-GRIDS = {"quick": QUICK_GRID, "full": FULL_GRID}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 T = TypeVar("T")
 
 MODEL = Path(__file__).resolve().parents[1] / ".venv" / "model"
 """Link that `make setup` leaves."""
 
-Scan = tuple[int | None, float]
-"""Which block is scaled by how much; no block for the base loss."""
-
-Losses = dict[Scan, list[float]]
-"""Per scan, the loss of each sequence."""
+Times = tuple[float, float]
+"""Wall seconds, and CPU seconds of this process, which other programs disturb less."""
 
 
 def read_questions(path: Path) -> list[ValidationItem]:
@@ -54,154 +46,171 @@ def read_questions(path: Path) -> list[ValidationItem]:
     return [ValidationItem(prompt=row["question"], answer=" " + row["choices"][row["answer"]]) for row in rows]
 
 
-def naive_scan(view: LocalView, plan: AlphaScanPlan, on_pass: Callable[[], None]) -> tuple[Losses, float]:
-    """One full pass per block and alpha, in batches as large as the scan's.
-
-    Returns the losses, the base ones under `(None, 1.0)`, and the forward-pass equivalents.
-    """
-    scans: list[Scan] = [(None, 1.0), *((block, alpha) for block in range(view.num_blocks) for alpha in plan.alphas)]
-    losses: Losses = {scan: [math.nan] * len(plan.tokens) for scan in scans}
-    work = 0
-    for rows in chunks(plan.model_copy(update={"alphas": []})):
-        tokens, scored = padded(plan, rows)
-        for scaled, alpha in scans:
-            hidden = view.embed(tokens)
-            for index in range(view.num_blocks):
-                out = view.block(index, hidden, tokens)
-                if scaled == index:
-                    mixed = hidden.float() + alpha * (out.float() - hidden.float())
-                    out = hidden if alpha == 0.0 else mixed.to(hidden.dtype)
-                hidden = out
-                work += tokens.numel()
-            for row, loss in zip(rows, view.nats(hidden, tokens, scored).tolist(), strict=True):
-                losses[scaled, alpha][row] = loss
-            on_pass()
-    return losses, work / (view.num_blocks * sum(len(row) for row in plan.tokens))
+def damage_block(view: LocalView, block: int) -> None:
+    """A burst of 18 values, 64 times the largest, in the block's up projection or its first matrix."""
+    if not 0 <= block < view.num_blocks:
+        raise typer.BadParameter(f"--damage {block}: the model's blocks are 0 to {view.num_blocks - 1}")
+    matrices = {name: weight for name, weight in view.layers[block].named_parameters() if weight.dim() == 2}
+    name = next((name for name in matrices if "up_proj" in name), next(iter(matrices)))
+    with torch.no_grad():
+        inject(FaultSpec(kind=FaultKind.BURST), matrices[name].data)
 
 
-def largest_difference(reading: AlphaScanReading, naive: Losses) -> tuple[float, float]:
-    """Between both scans, in nats: of a single loss, and of a score of the judgement."""
-    shared: Losses = {(None, 1.0): _finite(reading.base_nats)}
-    for block, rows in enumerate(reading.nats):
-        shared |= {(block, alpha): _finite(row) for alpha, row in zip(reading.alphas, rows, strict=True)}
-    of_losses = max(abs(a - b) for scan in shared for a, b in zip(shared[scan], naive[scan], strict=True))
-    from_naive = reading.model_copy(
-        update={
-            "base_nats": naive[None, 1.0],
-            "nats": [[naive[block, a] for a in reading.alphas] for block in range(len(reading.nats))],
-        }
+@dataclass
+class Repeat:
+    """Each way to scan, once."""
+
+    naive: AlphaScanReading
+    naive_times: Times
+    outcomes: dict[str, Outcome]
+    times: dict[str, Times]
+
+
+def run_all(view: LocalView, order: AlphaScanPlan, progress: Progress, number: int) -> Repeat:
+    """One repeat; the grid of `order` is that of the naive scan."""
+    batches = len(chunks(order.model_copy(update={"alphas": []})))
+    task = progress.add_task(f"{number}: naive", total=batches * (1 + len(order.alphas) * view.num_blocks))
+    with torch.inference_mode():
+        (losses, passes), naive_times = _timed(partial(naive_scan, view, order, partial(progress.advance, task)))
+    repeat = Repeat(naive_reading(view, order, losses, passes), naive_times, {}, {})
+    for name, way in WAYS.items():
+        task = progress.add_task(f"{number}: {name}", total=0)
+        ticks = Ticks(partial(_grow, progress, task), partial(progress.advance, task))
+        repeat.outcomes[name], repeat.times[name] = _timed(partial(way, view, order, ticks))
+    return repeat
+
+
+def figures_of(repeats: list[Repeat]) -> dict[str, Any]:
+    """What the README's tables of keys name, but for what the model is."""
+    naive = repeats[-1].naive
+    return {
+        "naive_seconds": [repeat.naive_times[0] for repeat in repeats],
+        "naive_cpu_seconds": [repeat.naive_times[1] for repeat in repeats],
+        "naive_passes": naive.passes,
+        "naive_flagged": list(AlphaScan(max_faults=1).judge([naive]).flagged),
+        "strategies": {name: _figures_of_one(repeats, name) for name in WAYS},
+    }
+
+
+def _figures_of_one(repeats: list[Repeat], name: str) -> dict[str, Any]:
+    wall, cpu = zip(*(repeat.times[name] for repeat in repeats), strict=True)
+    ratios = [repeat.naive_times[0] / repeat.times[name][0] for repeat in repeats]
+    cpu_ratios = [repeat.naive_times[1] / repeat.times[name][1] for repeat in repeats]
+    outcome = repeats[-1].outcomes[name]
+    off = max(largest_difference(repeat.outcomes[name].readings, repeat.naive) for repeat in repeats)
+    return {
+        "seconds": wall,
+        "cpu_seconds": cpu,
+        "ratios": ratios,
+        "ratio_median": statistics.median(ratios),
+        "cpu_ratios": cpu_ratios,
+        "cpu_ratio_median": statistics.median(cpu_ratios),
+        "passes": outcome.passes,
+        "predicted_passes": outcome.predicted_passes,
+        "passes_ratio": repeats[-1].naive.passes / outcome.passes,
+        "scanned_sequences": outcome.finding.sequences,
+        "flagged": outcome.finding.flagged,
+        "largest_loss_difference_nats": off if math.isfinite(off) else None,
+    }
+
+
+def table_of(figures: dict[str, Any]) -> Table:
+    """The figures for people."""
+    what = f"{figures['model']}, {figures['dtype']}, {figures['sequences']} texts, {figures['tokens']} tokens"
+    table = Table(title=f"alpha-scan of {what}, {figures['threads']} threads, {figures['repeats']} repeats")
+    for heading in ("", "passes", "predicted", "s", "CPU s", "naive / it, s", "CPU s", "flagged", "off by nats"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    table.add_row(
+        "naive",
+        f"{figures['naive_passes']:.1f}",
+        "",
+        f"{statistics.median(figures['naive_seconds']):.1f}",
+        f"{statistics.median(figures['naive_cpu_seconds']):.1f}",
+        "",
+        "",
+        _blocks(figures["naive_flagged"]),
+        "",
     )
-    pairs = zip(AlphaScan().judge(reading).blocks, AlphaScan().judge(from_naive).blocks, strict=True)
-    of_scores = max(
-        abs(getattr(mine, name) - getattr(theirs, name))
-        for mine, theirs in pairs
-        for name in ("bss", "slope", "skip_gain", "largest_deviation")
-        if getattr(mine, name) is not None
-    )
-    return of_losses, of_scores
+    for name, of_one in figures["strategies"].items():
+        table.add_row(
+            name,
+            f"{of_one['passes']:.1f}",
+            f"{of_one['predicted_passes']:.1f}",
+            f"{statistics.median(of_one['seconds']):.1f}",
+            f"{statistics.median(of_one['cpu_seconds']):.1f}",
+            _spread(of_one["ratios"]),
+            _spread(of_one["cpu_ratios"]),
+            _blocks(of_one["flagged"]),
+            "not finite" if (off := of_one["largest_loss_difference_nats"]) is None else f"{off:.0e}",
+        )
+    return table
 
 
-def _finite(losses: list[float | None]) -> list[float]:
-    """The benchmark needs a healthy model."""
-    if any(loss is None for loss in losses):
-        raise typer.BadParameter("the model's loss is not finite; take a healthy checkpoint")
-    return [loss for loss in losses if loss is not None]
+def _grow(progress: Progress, task: TaskID, steps: int) -> None:
+    progress.update(task, total=(progress.tasks[task].total or 0) + steps)
 
 
-def _timed(work: Callable[[], T]) -> tuple[T, float, float]:
-    """The result, wall seconds, and CPU seconds of this process, which other programs disturb less."""
+def _timed(work: Callable[[], T]) -> tuple[T, Times]:
     wall, cpu = time.perf_counter(), time.process_time()
     result = work()
-    return result, time.perf_counter() - wall, time.process_time() - cpu
+    return result, (time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def _spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
+
+
+def _blocks(flagged: list[int]) -> str:
+    return ", ".join(str(block) for block in flagged) or "none"
 
 
 def main(
     model: Annotated[Path, typer.Option(help="Checkpoint folder.")] = MODEL,
     data: Annotated[Path | None, typer.Option(help="JSONL of multiple-choice questions instead of our set.")] = None,
-    items: Annotated[int, typer.Option(min=1, help="Texts.")] = 4,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens per text, at most.")] = 24,
+    items: Annotated[int, typer.Option(min=1, help="Texts; below 8 nothing can be flagged.")] = 12,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens per text, at most.")] = 8,
     answers: Annotated[bool, typer.Option("--answers", help="Score the answers only.")] = False,
-    grid: Annotated[str, typer.Option(help="quick or full.")] = "quick",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
     repeats: Annotated[int, typer.Option(min=1)] = 3,
+    damage: Annotated[int | None, typer.Option(help="Damage this block first: a burst of 18 values.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
 ) -> None:
-    """Time the naive and the prefix-shared alpha-scan on one model."""
-    console = Console()
-    folder = model
-    if not (folder / "config.json").is_file():
-        print(f"scan_cost: no checkpoint in {folder}; name one with --model or run `make setup`", file=sys.stderr)
+    """Time the naive alpha-scan and the monitor's strategies on one model."""
+    if not (model / "config.json").is_file():
+        print(f"scan_cost: no checkpoint in {model}; name one with --model or run `make setup`", file=sys.stderr)
         raise typer.Exit(2)
-    if grid not in GRIDS or dtype not in DTYPES:
-        raise typer.BadParameter("--grid is quick or full, --dtype is float32 or bfloat16")
+    if dtype not in DTYPES:
+        raise typer.BadParameter("--dtype is float32 or bfloat16")
     texts = (read_questions(data) if data else load_items())[:items]
-    plan = make_plan(folder, texts, list(GRIDS[grid]), max_tokens=tokens, answers_only=answers)
+    order = make_plan(model, texts, list(FULL_GRID), max_tokens=tokens, answers_only=answers)
     disable_progress_bar()
-    view = LocalView.load(folder, DTYPES[dtype])
-    scan = AlphaScan()
+    view = LocalView.load(model, DTYPES[dtype])
+    if damage is not None:
+        damage_block(view, damage)
 
-    naive_passes = (1 + len(plan.alphas) * view.num_blocks) * len(chunks(plan.model_copy(update={"alphas": []})))
-    per_repeat = naive_passes + scan.steps(plan, view.num_blocks)
-    seconds: list[tuple[float, float]] = []
-    cpu_seconds: list[tuple[float, float]] = []
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress, torch.inference_mode():
-        for repeat in range(repeats):
-            task = progress.add_task(f"repeat {repeat + 1} of {repeats}", total=per_repeat)
-            advance = partial(progress.advance, task)
-            (naive, naive_equivalents), slow, slow_cpu = _timed(lambda: naive_scan(view, plan, advance))  # noqa: B023
-            reading, fast, fast_cpu = _timed(lambda: run_measurement(view, scan, plan, advance))  # noqa: B023
-            seconds.append((slow, fast))
-            cpu_seconds.append((slow_cpu, fast_cpu))
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        done = [run_all(view, order, progress, number) for number in range(1, repeats + 1)]
 
-    ratios = [slow / fast for slow, fast in seconds]
-    cpu_ratios = [slow / fast for slow, fast in cpu_seconds]
-    of_losses, of_scores = largest_difference(reading, naive)
     figures = {
         "benchmark": "scan_cost",
-        "model": folder.name,
+        "model": model.name,
         "dtype": dtype,
         "blocks": view.num_blocks,
-        "grid": plan.alphas,
-        "sequences": len(plan.tokens),
-        "tokens": sum(len(row) for row in plan.tokens),
-        "scored_tokens": sum(reading.scored_tokens),
+        "damaged_block": damage,
+        "sequences": len(order.tokens),
+        "tokens": order.pass_tokens,
+        "scored_tokens": sum(len(row) - first for row, first in zip(order.tokens, order.scored_from, strict=True)),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "machine": platform.machine(),
         "repeats": repeats,
-        "naive_seconds": [slow for slow, _ in seconds],
-        "shared_seconds": [fast for _, fast in seconds],
-        "ratios": ratios,
-        "ratio_median": statistics.median(ratios),
-        "ratio_min": min(ratios),
-        "ratio_max": max(ratios),
-        "naive_cpu_seconds": [slow for slow, _ in cpu_seconds],
-        "shared_cpu_seconds": [fast for _, fast in cpu_seconds],
-        "cpu_ratios": cpu_ratios,
-        "cpu_ratio_median": statistics.median(cpu_ratios),
-        "naive_passes": naive_equivalents,
-        "shared_passes": reading.passes,
-        "passes_ratio": naive_equivalents / reading.passes,
-        "largest_loss_difference_nats": of_losses,
-        "largest_score_difference_nats": of_scores,
+        **figures_of(done),
     }
-    table = Table(title=f"alpha-scan of {folder.name}, {dtype}, {len(plan.tokens)} texts, {grid} grid")
-    for heading in ("", "naive", "shared", "naive / shared"):
-        table.add_column(heading, justify="left" if not heading else "right")
-    table.add_row(
-        "forward passes", f"{naive_equivalents:.1f}", f"{reading.passes:.1f}", f"{figures['passes_ratio']:.2f}"
-    )
-    for what, pairs in (("seconds", seconds), ("CPU seconds", cpu_seconds)):
-        for number, (slow, fast) in enumerate(pairs, start=1):
-            table.add_row(f"{what}, repeat {number}", f"{slow:.2f}", f"{fast:.2f}", f"{slow / fast:.2f}")
-    for what, values in (("seconds", ratios), ("CPU seconds", cpu_ratios)):
-        spread = f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
-        table.add_row(f"{what}, median (spread)", "", "", spread)
-    console.print(table)
-    console.print(f"largest difference: {of_losses:.1e} nats of a loss, {of_scores:.1e} nats of a score")
+    console = Console() if sys.stdout.isatty() else Console(width=140)
+    console.print(table_of(figures))
     if json_file:
-        json_file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        json_file.write_text(json.dumps(figures, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
