@@ -22,12 +22,22 @@ import detection_cases as cases
 import torch
 import typer
 from detection_cases import Case
+from detection_judge import PROVENANCE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from scan_cost import naive_scan, read_questions
 from transformers.utils.logging import disable_progress_bar
 
-from flipwatch.monitors.alpha_scan import FULL_GRID, QUICK_GRID, AlphaScan, AlphaScanPlan, AlphaScanReading, Strategy
+from flipwatch.monitors.alpha_scan import (
+    FULL_GRID,
+    QUICK_GRID,
+    AlphaScan,
+    AlphaScanPlan,
+    AlphaScanReading,
+    Profile,
+    Strategy,
+    make_profile,
+)
 from flipwatch.monitors.alpha_scan.rounds import GROUP
 from flipwatch.monitors.alpha_scan.scores import mean
 from flipwatch.monitors.faults import inject
@@ -161,6 +171,13 @@ class Bench:
         scores = AlphaScan().judge([reading]).blocks
         return [s.block for s in scores if s.skip_gain is not None and -s.skip_gain <= SKIPPABLE_NATS]
 
+    def profile(self, plan: AlphaScanPlan) -> Profile | None:
+        """The clean profile, for scans of its own texts only."""
+        if plan.tokens != self.first.tokens:
+            return None
+        reading = AlphaScanReading.model_validate(self.done["healthy/order"]["readings"][0])
+        return make_profile(reading, PROVENANCE, 0.0)
+
     # Faults
 
     def faults(self, every: Iterator[Case], *, quota: bool, plan: AlphaScanPlan, groups: bool) -> Iterator[str]:
@@ -180,7 +197,9 @@ class Bench:
                     content: dict[str, Any] = {"case": case.model_dump(mode="json"), "healthy": healthy, "loss": loss}
                     if scanned:
                         started = time.perf_counter()
-                        _, readings = run_scan(self.view, AlphaScan(strategy=Strategy.GROWING), plan)
+                        _, readings = run_scan(
+                            self.view, AlphaScan(strategy=Strategy.GROWING), plan, self.profile(plan)
+                        )
                         content["seconds"] = time.perf_counter() - started
                         content["readings"] = [reading.model_dump(mode="json") for reading in readings]
                         if groups and readings[0].complete:
@@ -306,7 +325,7 @@ def _all(bench: Bench, healthy_only: bool) -> Iterator[str]:
     short = order.model_copy(
         update={"alphas": [0.0], "tokens": [row[:12] for row in order.tokens[:4]], "scored_from": order.scored_from[:4]}
     )
-    skips = order.model_copy(update={"alphas": [0.0]})
+    skips = bench.first.model_copy(update={"alphas": [0.0]})
     first = max(3, size.seeds // 8)
     yield from bench.faults(cases.singles(view, order, first), quota=True, plan=order, groups=True)
     yield from bench.faults(cases.not_finite(view, skippable, size.several), quota=False, plan=short, groups=False)

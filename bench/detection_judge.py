@@ -76,7 +76,7 @@ class Verdict:
     finding: AlphaScanFinding
     """Of the whole scan, without a profile."""
     known: AlphaScanFinding | None
-    """Of its first reading, with a clean profile of the same texts."""
+    """With a clean profile of the same texts; of a scan that grew, what it measured on these."""
     complete: bool
     """There are curves of the model as served."""
     groups: AlphaScanReading | None
@@ -143,7 +143,7 @@ class Results:
     def profile(self) -> Profile | None:
         """Of the healthy model, on the texts of the faults' scans."""
         reading = self.reading("healthy/order")
-        return None if reading is None else make_profile(reading, _PROVENANCE, 0.0)
+        return None if reading is None else make_profile(reading, PROVENANCE, 0.0)
 
     def skip_costs(self) -> list[float]:
         """Per block, what leaving it out of the healthy model costs, in nats."""
@@ -160,8 +160,9 @@ class Results:
                 continue
             readings = [AlphaScanReading.model_validate(reading) for reading in record["readings"]]
             groups = record.get("groups")
-            same = profile is not None and len(profile.base_nats) == len(readings[0].base_nats)
-            known = self.scan.judge(readings[:1], profile) if same else None
+            count = 0 if profile is None else len(profile.base_nats)
+            same = [r for r in readings if r.first_sequence == 0 and len(r.base_nats) == count]
+            known = self.scan.judge(same, profile) if same else None
             yield Verdict(
                 case=Case.model_validate(record["case"]),
                 healthy=record["healthy"],
@@ -221,7 +222,7 @@ def _subset(rows: list[tuple[AlphaScanReading, int]]) -> AlphaScanReading:
     )
 
 
-_PROVENANCE = Provenance(
+PROVENANCE = Provenance(
     model="benchmark",
     model_digest="",
     architecture="",

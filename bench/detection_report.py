@@ -162,12 +162,19 @@ def _located(cases: list[Verdict], title: str) -> Chapter:
         only = sum(v.case.blocks == list(v.finding.flagged) for v in some)
         any_of = sum(bool(set(v.case.blocks) & set(v.finding.flagged)) for v in some)
         figures[kind] = {"cases": len(some), "all_flagged": every, "exactly": only, "one_flagged": any_of}
+        known = [v.known.flagged if v.known is not None else () for v in some]
+        with_profile = sum(set(v.case.blocks) <= set(flags) for v, flags in zip(some, known, strict=True))
+        exact = sum(tuple(v.case.blocks) == flags for v, flags in zip(some, known, strict=True))
         missed = [
             f"{v.case.name}: {list(v.finding.flagged)}" for v in some if set(v.case.blocks) - set(v.finding.flagged)
         ]
         figures[kind]["missed"] = missed
-        rows.append([kind, str(len(some)), share(any_of, len(some)), share(every, len(some)), share(only, len(some))])
+        figures[kind] |= {"all_flagged_with_profile": with_profile, "exactly_with_profile": exact}
+        counts = [any_of, every, only, *([with_profile, exact] if any(known) else [])]
+        rows.append([kind, str(len(some)), *(share(count, len(some)) for count in counts)])
     heading = ["", "cases", "one of them flagged", "all flagged", "exactly these"]
+    if any(len(row) > len(heading) for row in rows):
+        heading += ["all flagged, profile", "exactly these, profile"]
     return figures, [f"### {title}\n", table(heading, rows)]
 
 

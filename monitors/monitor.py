@@ -77,7 +77,7 @@ class Monitor(ABC, Generic[P, R, F]):
         value.  Which units are done must not depend on the clock, nor on a value that differs between ranks.
         """
 
-    def next_plan(self, order: P, readings: Sequence[R]) -> P | None:
+    def next_plan(self, order: P, readings: Sequence[R], profile: "Profile | None" = None) -> P | None:
         """The plan to measure next, given what was ordered and the readings so far; None when all is measured.
 
         Judgement: pure, runs in the service.  A monitor that measures once need not say anything.

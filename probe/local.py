@@ -234,7 +234,7 @@ def run_scan(
     plan that does not fit the model.
     """
     readings: list[R] = []
-    while (plan := monitor.next_plan(order, readings)) is not None:
+    while (plan := monitor.next_plan(order, readings, profile)) is not None:
         on_plan(plan, monitor.steps(plan, view.num_blocks))
         readings.append(run_measurement(view, monitor, plan, on_step))
     return monitor.judge(readings, profile), readings

@@ -43,13 +43,13 @@ class Baseline:
         self.misfit: str | None = None
         """Why the last scan could not use it, one sentence; None when it could, or there was none."""
 
-    def fitting(self, measured: Measured) -> Profile | None:
-        """The profile if it belongs to what was measured; else None, and `misfit` says why."""
+    def fitting(self, facts: ModelFacts, order: AlphaScanPlan) -> Profile | None:
+        """The profile if it belongs to what is measured; else None, and `misfit` says why."""
         profile, self.misfit = self.current, None
         if profile is None:
             return None
         try:
-            self.misfit = difference(profile.provenance, provenance(measured.facts, measured.order))
+            self.misfit = difference(profile.provenance, provenance(facts, order))
         except BaselineError as error:
             self.misfit = str(error)
         return profile if self.misfit is None else None

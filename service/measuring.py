@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ..monitors.alpha_scan import AlphaScan, AlphaScanPlan, AlphaScanReading
+from ..monitors.alpha_scan import AlphaScan, AlphaScanPlan, AlphaScanReading, Profile
 from ..monitors.wire import MeasureOrder, ModelFacts, Progress
 from .live import Live
 from .pace import Pace
@@ -38,6 +38,8 @@ class Measured:
     """As before the measurement; gates and faults were the same after it."""
     order: AlphaScanPlan
     readings: list[AlphaScanReading]
+    profile: Profile | None = None
+    """The clean profile that fits, if there is one."""
 
 
 class Measurer:
@@ -82,17 +84,25 @@ class Measurer:
         return facts, order
 
     async def measure(
-        self, monitor: AlphaScan, grid: list[float], *, duty: float, note: Callable[[int, int], None]
+        self,
+        monitor: AlphaScan,
+        grid: list[float],
+        *,
+        duty: float,
+        note: Callable[[int, int], None],
+        fitting: Callable[[ModelFacts, AlphaScanPlan], Profile | None] = lambda facts, order: None,
     ) -> Measured:
         """One plan after the other, until the monitor wants no more.
 
         `note` hears after each part how many steps of all plans are done, and of how many; how many plans there will
-        be is not known before.  Raises what `order` raises.
+        be is not known before.  `fitting` gives the clean profile for this model and order.  Raises what `order`
+        raises.
         """
         facts, order = await self.order(grid)
+        profile = fitting(facts, order)
         readings: list[AlphaScanReading] = []
         steps = 0
-        while (plan := monitor.next_plan(order, readings)) is not None:
+        while (plan := monitor.next_plan(order, readings, profile)) is not None:
             asked = MeasureOrder(monitor=monitor.name, plan=plan.model_dump(mode="json"))
             try:
                 progress = await self._probe.order(asked)
@@ -109,7 +119,7 @@ class Measurer:
             raise ModelChanged("vLLM was restarted while it was measured.")
         if after.gates != facts.gates or after.faults != facts.faults:
             raise ModelChanged("The model was changed while it was measured.")
-        return Measured(facts, order, readings)
+        return Measured(facts, order, readings, profile)
 
     async def _advance(
         self, progress: Progress, duty: float, before: int, note: Callable[[int, int], None]

@@ -180,6 +180,7 @@ class Runner:
                     alphas(grid or self._settings.grid),
                     duty=self._settings.duty,
                     note=self._note,
+                    fitting=self._baseline.fitting,
                 )
             readings = measured.readings
             judged = self._judge(measured)
@@ -237,7 +238,7 @@ class Runner:
 
     def _judge(self, measured: Measured) -> AlphaScanFinding:
         """With the clean profile where it fits; where it does not, the reason says so."""
-        finding = self._monitor.judge(measured.readings, self._baseline.fitting(measured))
+        finding = self._monitor.judge(measured.readings, measured.profile)
         if self._baseline.misfit is None:
             return finding
         return finding.model_copy(

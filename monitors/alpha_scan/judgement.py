@@ -12,7 +12,9 @@ flagged, by the rule named *harm*,
 The natural reference of the skip gain is 0: a healthy block costs something to leave out.  A z over the blocks cannot
 replace it, because healthy blocks cost very different amounts.  Only one block is flagged by its gain in each round: a
 strong fault makes other blocks look harmful as well (a neighbour that amplifies the damage), and the next round shows
-whether they are.
+whether they are.  A model that lacks a block which it cannot do without makes healthy blocks look harmful, too.  So in
+a model that lacks any, a gain flags only with a z over tau, unless a profile knows that it can do without them; and
+where a profile shows that the one block left out explains everything, nothing more is flagged.
 
 The rule named *drift* needs a clean profile: the base loss is compared with its healthy value, sequence by sequence.
 It sees what harms the model anywhere, the embedding and the head included.  Where harm names no block, the rule named
@@ -33,6 +35,10 @@ from .scores import MIN_SEQUENCES, PROFILE_RESOLUTION, BlockScore, mean, paired_
 
 _MATCH_SHARE = 0.02
 """Share of the drift that may be left in a match."""
+
+_MILD_COST_NATS = 1.0
+"""A healthy model is still much like itself without blocks that cost so little: leaving out any single such block of
+SmolLM2-135M made no healthy block look harmful."""
 
 
 class Thresholds(BaseModel):
@@ -88,6 +94,8 @@ def judge(
         if not places.keys() >= set(model.left_out):
             # Left out on a suspicion that did not hold.
             continue
+        if profile is not None and _explained(model, profile):
+            break
         after = models[number + 1] if number + 1 < len(models) else None
         found, shadows = _flags(model, after, thresholds, profile)
         places |= {place.block: place for place in found if place.block not in places}
@@ -100,7 +108,7 @@ def judge(
     flagged = tuple(sorted(places))
     blocks = [score.model_copy(update={"flagged": score.block in places}) for score in blocks]
     health, reason = _verdict(served, base, blocks, [places[block] for block in flagged], drift, thresholds)
-    reason += "".join(_notes(blocks, shadows if flagged else [], shown, thresholds, drift, profile))
+    reason += "".join(_notes(blocks, shadows, shown, thresholds, drift, profile))
     action = Action.NONE
     if health is Health.FAILED:
         action = Action.SKIP if harmed else Action.INVESTIGATE
@@ -125,9 +133,14 @@ def judge(
     )
 
 
-def flagged_in(model: AlphaScanReading, after: AlphaScanReading | None, thresholds: Thresholds) -> list[int]:
+def flagged_in(
+    model: AlphaScanReading,
+    after: AlphaScanReading | None,
+    thresholds: Thresholds,
+    profile: Profile | None = None,
+) -> list[int]:
     """Blocks that one round flags; `after` is the round without them, if there is one."""
-    return [place.block for place in _flags(model, after, thresholds, None)[0]]
+    return [place.block for place in _flags(model, after, thresholds, profile)[0]]
 
 
 def _flags(
@@ -153,10 +166,12 @@ def _flags(
     measured = scores(model)
     harm = {score.block: _harm(score, thresholds, profile) for score in measured}
     harmful = sorted((s for s in measured if harm[s.block] > 0), key=lambda s: -harm[s.block])
-    for score in harmful[:1]:
+    crippled = _crippled(model, profile)
+    certain = [s for s in harmful if not crippled or (s.skip_gain_z is not None and s.skip_gain_z > thresholds.tau)]
+    for score in certain[:1]:
         numbers = f"{score.skip_gain:.3f} nats lower (t {_number(score.skip_gain_t)}, z {_number(score.skip_gain_z)})"
         found.append(Place(block=score.block, reason=f"block {score.block}: without it the loss is {numbers}{where}"))
-    return found, harmful[1:]
+    return found, [score for score in harmful if score not in certain[:1]]
 
 
 def _harm(score: BlockScore, thresholds: Thresholds, profile: Profile | None) -> float:
@@ -181,6 +196,25 @@ def _ways_out(model: AlphaScanReading, where: str) -> list[Place]:
     loss, block = min(finite)
     only = "only " if len(finite) == 1 else ""
     return [Place(block=block, reason=f"block {block}: the loss is finite {only}without it, {loss:.3f} nats{where}")]
+
+
+def _crippled(model: AlphaScanReading, profile: Profile | None) -> bool:
+    """Whether the model may lack a block that it cannot do without."""
+    out = {block for block, gate in enumerate(model.gates) if gate != 1.0} | set(model.left_out)
+    if profile is None:
+        return bool(out)
+    return sum(-(profile.blocks[block].skip_gain or 0.0) for block in out) > _MILD_COST_NATS
+
+
+def _explained(model: AlphaScanReading, profile: Profile) -> bool:
+    """Without the one block left out, the model is the healthy model without it: nothing else is damaged."""
+    if len(model.left_out) != 1 or len(profile.base_nats) != len(model.base_nats):
+        return False
+    without = mean(model.base_nats, model.scored_tokens)
+    healthy, gain = mean(profile.base_nats, model.scored_tokens), profile.blocks[model.left_out[0]].skip_gain
+    if without is None or healthy is None or gain is None:
+        return False
+    return abs(without - (healthy - gain)) <= PROFILE_RESOLUTION
 
 
 def _predicted(models: Sequence[AlphaScanReading], flagged: tuple[int, ...]) -> float | None:
@@ -279,7 +313,8 @@ def _notes(
         notes.append(f"; by BSS block {best.block} ({best.bss:.3f} nats, z {_number(best.bss_z)}{alone})")
     if shadows:
         named = ", ".join(f"block {score.block} ({score.skip_gain:+.3f})" for score in shadows)
-        notes.append(f"; also better without {named}, perhaps by the same fault")
+        why = "by the same fault" if any(score.flagged for score in blocks) else "for want of the blocks that are out"
+        notes.append(f"; also better without {named}, perhaps {why}")
     if profile is None:
         notes.append("; no clean profile was used")
     elif drift is not None:

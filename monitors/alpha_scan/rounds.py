@@ -23,6 +23,7 @@ from enum import StrEnum
 
 from .judgement import Thresholds, flagged_in
 from .plan import FULL_GRID, AlphaScanPlan
+from .profile import Profile
 from .reading import AlphaScanReading, joined, rounds
 from .scores import paired_t, scores
 
@@ -54,6 +55,7 @@ def next_plan(
     strategy: Strategy,
     thresholds: Thresholds,
     max_faults: int,
+    profile: Profile | None = None,
 ) -> AlphaScanPlan | None:
     """The plan to measure next; None when the scan is over.
 
@@ -75,7 +77,7 @@ def next_plan(
         # What looked like an explosion is how this model works: it is worse without.
         order = order.model_copy(update={"explosion_ratio": None})
         return _follow(order, latest, left_out=[], alphas=order.alphas)
-    found = flagged_in(models[at], after, thresholds)
+    found = flagged_in(models[at], after, thresholds, profile)
     if latest.complete and not latest.left_out:
         refined = _refined(order, [r for r in readings if r.complete and not r.left_out], strategy, thresholds)
         if refined is not None:

@@ -42,9 +42,11 @@ class AlphaScan(Monitor[AlphaScanPlan, AlphaScanReading, AlphaScanFinding]):
         """The losses of one plan.  See `measure.measure`."""
         return measuring.measure(model, plan)
 
-    def next_plan(self, order: AlphaScanPlan, readings: Sequence[AlphaScanReading]) -> AlphaScanPlan | None:
+    def next_plan(
+        self, order: AlphaScanPlan, readings: Sequence[AlphaScanReading], profile: Profile | None = None
+    ) -> AlphaScanPlan | None:
         """The plan to measure next.  See `rounds.next_plan`."""
-        return next_plan(order, readings, self.strategy, self.thresholds, self.max_faults)
+        return next_plan(order, readings, self.strategy, self.thresholds, self.max_faults, profile)
 
     def judge(self, readings: Sequence[AlphaScanReading], profile: Profile | None = None) -> AlphaScanFinding:
         """Flag the blocks without which the model is better, by a wide margin.  See `judgement.judge`."""

