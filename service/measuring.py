@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ..monitors.alpha_scan import AlphaScan, AlphaScanPlan, AlphaScanReading, Profile
+from ..monitors.alpha_scan import FULL_GRID, AlphaScan, AlphaScanPlan, AlphaScanReading, Profile
 from ..monitors.wire import MeasureOrder, ModelFacts, Progress
 from .live import Live
 from .pace import Pace
@@ -72,8 +72,9 @@ class Measurer:
             raise ScanError(f"This model cannot be scanned: {facts.scan_refusal}")
         if self._live.model_name is None:
             raise ScanError("vLLM does not say under which name it serves the model, so nothing can be tokenised.")
-        # vLLM's own limit for one step holds for a block call too, which takes a sequence at all alphas at once.
-        longest = facts.max_tokens // max(1, len(grid))
+        # vLLM's own limit for one step holds for a block call too, which takes a sequence at all alphas at once.  The
+        # second stage of a scan may want more of them than the first, and every loss shall be one of the same texts.
+        longest = facts.max_tokens // max(len(FULL_GRID), len(grid))
         tokens, scored_from = await self._validation.sequences(self._live.model_name, longest)
         order = AlphaScanPlan(
             alphas=grid,
