@@ -67,7 +67,7 @@ class AlphaScanFinding(Finding):
     drift_nats: float | None = None
     """Base loss above its healthy value; None without a profile."""
     drift_t: float | None = None
-    """Drift over its standard error."""
+    """Drift over its standard error; None for a single sequence."""
     profile_recorded_at: float | None = None
     """Which clean profile was used: UTC epoch seconds of its recording; None: none."""
     thresholds: Thresholds
@@ -231,20 +231,24 @@ def _predicted(models: Sequence[AlphaScanReading], flagged: tuple[int, ...]) -> 
     return None
 
 
-def _drift(served: AlphaScanReading, profile: Profile) -> tuple[float, float] | None:
-    """Base loss above the profile's on the same sequences, and that over its standard error."""
+def _drift(served: AlphaScanReading, profile: Profile) -> tuple[float, float | None] | None:
+    """Base loss above the profile's on the same sequences, and that over its standard error, which one has not."""
     start = served.first_sequence
     healthy = profile.base_nats[start : start + len(served.base_nats)]
     if len(healthy) < len(served.base_nats):
         return None
-    return paired_t(served.base_nats, healthy, served.scored_tokens)
+    now, then = (mean(nats, served.scored_tokens) for nats in (served.base_nats, healthy))
+    if now is None or then is None:
+        return None
+    test = paired_t(served.base_nats, healthy, served.scored_tokens)
+    return now - then, None if test is None else test[1]
 
 
-def _drifts(drift: tuple[float, float] | None, thresholds: Thresholds) -> bool:
+def _drifts(drift: tuple[float, float | None] | None, thresholds: Thresholds) -> bool:
     return drift is not None and drift[0] >= thresholds.min_drift_nats
 
 
-def _matches(blocks: Sequence[BlockScore], drift: tuple[float, float] | None) -> list[Place]:
+def _matches(blocks: Sequence[BlockScore], drift: tuple[float, float | None] | None) -> list[Place]:
     """The one block without which the loss is the healthy model's, if it is one only."""
     near = max(PROFILE_RESOLUTION, _MATCH_SHARE * drift[0]) if drift is not None else 0.0
     found = [s for s in blocks if s.without_drift_nats is not None and abs(s.without_drift_nats) <= near]
@@ -260,7 +264,7 @@ def _verdict(
     base: float | None,
     blocks: list[BlockScore],
     places: list[Place],
-    drift: tuple[float, float] | None,
+    drift: tuple[float, float | None] | None,
     thresholds: Thresholds,
 ) -> tuple[Health, str]:
     """Health and the first half of the sentence."""
@@ -301,7 +305,7 @@ def _notes(
     shadows: list[BlockScore],
     shown: AlphaScanReading,
     thresholds: Thresholds,
-    drift: tuple[float, float] | None,
+    drift: tuple[float, float | None] | None,
     profile: Profile | None,
 ) -> list[str]:
     """What else the sentence says: the published score, shadows, and which claims rest on a clean profile."""

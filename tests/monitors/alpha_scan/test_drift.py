@@ -37,6 +37,16 @@ def test_drift_needs_its_threshold_and_no_test() -> None:
     assert judge([reading(curves, base=1.5)], Thresholds(min_gain_nats=9.0), clean).health is Health.OK
 
 
+def test_one_sequence_shows_drift_as_well() -> None:
+    """Its drift has no standard error, and needs none."""
+    curves = [healthy(b) for b in range(6)]
+    clean = profile_of(reading(curves, sequences=1))
+    worse: Curves = [[2.6 + 0.01 * b, 2.5, 2.5, 2.5, 2.5] for b in range(6)]
+    finding = judge([reading(worse, base=2.5, sequences=1)], DEFAULTS, clean)
+    assert (finding.health, finding.drift_nats, finding.drift_t) == (Health.FAILED, pytest.approx(0.5), None)
+    assert "against the clean profile the loss is +0.500 nats (t unknown)" in finding.reason
+
+
 def test_drift_is_not_judged_under_gates() -> None:
     """A mitigated model is meant to differ from its healthy self; the numbers are there all the same."""
     clean = profile_of(reading([healthy(b) for b in range(6)]))
