@@ -8,6 +8,7 @@ between models into findings, so it is refused.
 import hashlib
 import json
 from collections.abc import Sequence
+from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
@@ -17,6 +18,11 @@ from .reading import AlphaScanReading
 from .scores import FORMULAS, scores, shared_alphas
 
 FORMAT = 1
+
+_LARGEST = 1e40
+"""Above any loss or score of float32 losses; its square is still a number."""
+
+Nats = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)]
 
 
 class Provenance(Wire):
@@ -42,10 +48,10 @@ class BlockProfile(Wire):
 
     model_config = ConfigDict(allow_inf_nan=False)
 
-    bss: float | None
-    slope: float | None
-    skip_gain: float | None
-    largest_deviation: float | None
+    bss: Nats | None
+    slope: Nats | None
+    skip_gain: Nats | None
+    largest_deviation: Nats | None
 
 
 class Profile(Wire):
@@ -58,7 +64,7 @@ class Profile(Wire):
     recorded_at: float = Field(ge=0, lt=253_402_300_800)
     """UTC epoch seconds, before the year 10000."""
     alphas: list[float]
-    base_nats: list[float]
+    base_nats: list[Nats]
     """(N) loss of each sequence of the validation set, nats per scored token."""
     blocks: list[BlockProfile]
 

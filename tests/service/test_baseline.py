@@ -273,6 +273,7 @@ async def test_what_is_no_profile_is_422(start: Start) -> None:
         {"recorded_at": 1e300},
         {"base_nats": [2.0, None]},
         {"base_nats": ["2.0"]},
+        {"base_nats": [1e308] * 8},
         {"blocks": [{"bss": 1.0}]},
         {"provenance": {}},
     )

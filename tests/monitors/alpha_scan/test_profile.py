@@ -123,6 +123,8 @@ def test_a_profile_survives_json() -> None:
         {"format": 2},
         {"format": 0},
         {"base_nats": [math.nan]},
+        {"base_nats": [1e200]},
+        {"blocks": [{"bss": -1e200, "slope": None, "skip_gain": 0.0, "largest_deviation": None}]},
         {"recorded_at": math.inf},
         {"made_by": "somebody else"},
         {"blocks": [{"bss": 1.0}]},
@@ -130,7 +132,7 @@ def test_a_profile_survives_json() -> None:
     ids=str,
 )
 def test_a_foreign_format_is_refused(change: dict[str, object]) -> None:
-    """A later format, numbers that are none, fields that are not known or missing."""
+    """A later format, numbers that are none or that no loss can be, fields that are not known or missing."""
     with pytest.raises(ValueError, match=next(iter(change))):
         Profile.model_validate(profile_of(reading(CURVES)).model_dump() | change)
 
