@@ -39,7 +39,7 @@ class LocalView:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model.eval()
-        self.layers = _decoder_layers(model)
+        self.layers_name, self.layers = _decoder_layers(model)
         self.num_blocks = len(self.layers)
         self.gates = [1.0] * self.num_blocks
         self._calls_for: Tensor | None = None
@@ -52,8 +52,8 @@ class LocalView:
 
         With the dtype `auto`, the checkpoint's own, the weights stay in the mapped files and take memory once.  Raises
         `OSError` when it is no checkpoint, and `ValueError` when weights are missing in it, which would be filled
-        with random numbers, or when its architecture is not supported.  On other damage transformers raises what it
-        likes.
+        with random numbers, when it has layers that its config does not count, or when its architecture is not
+        supported.  On other damage transformers raises what it likes.
         """
         from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
@@ -68,7 +68,14 @@ class LocalView:
         odd += [f"{name} has another shape" for name, *_ in sorted(told["mismatched_keys"])]
         if odd:
             raise ValueError(f"{len(odd)} tensors of the model are not in the files as its config wants them: {odd[0]}")
-        return cls(model)
+        view = cls(model)
+        # A layer that the config does not count is left out without a word.
+        behind = f"{view.layers_name}.{view.num_blocks}."
+        if any(name.startswith(behind) for name in told["unexpected_keys"]):
+            raise ValueError(
+                f"the files hold a decoder layer {behind[:-1]}, but the config says that there are {view.num_blocks}"
+            )
+        return view
 
     def check(self, plan: AlphaScanPlan) -> None:
         """Raise `ValueError` when the model walked block by block is not the model itself.
@@ -273,10 +280,10 @@ def _stream(output: Any) -> Tensor:
     return stream
 
 
-def _decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """The list of decoder layers: as long as the config says, and the outermost of that length."""
+def _decoder_layers(model: nn.Module) -> tuple[str, nn.ModuleList]:
+    """The list of decoder layers and its name: as long as the config says, and the outermost of that length."""
     wanted = getattr(getattr(model, "config", None), "num_hidden_layers", None)
-    found = [m for _, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == wanted]
+    found = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == wanted]
     if not found:
         raise ValueError(f"{type(model).__name__} has no list of {wanted} decoder layers")
     return found[0]

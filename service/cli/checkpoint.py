@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ class _Tensor(BaseModel):
 
 def examine(folder: Path) -> Checkpoint:
     """Raise `CliError` with one sentence for whatever is missing, cut off or unreadable."""
-    if not folder.is_dir():
+    if not _is_there(folder, Path.is_dir):
         raise CliError(f"There is no folder {folder}: --model wants a checkpoint folder with config.json and weights.")
     _json(folder / "config.json")
     if not any(any(folder.glob(pattern)) for pattern in _TOKENIZERS):
@@ -103,7 +104,7 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
     if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
         raise CliError(f"{folder / _INDEX} has no weight_map: the checkpoint is damaged, copy it again.")
     files = tuple(folder / name for name in sorted(set(names.values())))
-    missing = [file.name for file in files if not file.is_file()]
+    missing = [file.name for file in files if not _is_there(file, Path.is_file)]
     if missing:
         raise CliError(
             f"{folder} lacks {len(missing)} of its {len(files)} weight files ({missing[0]}): copy the folder again."
@@ -125,12 +126,20 @@ def _header(file: Path) -> list[_Tensor]:
         tensors = [_Tensor.model_validate(tensor) for tensor in content.values()]
     except OSError as error:
         raise CliError(f"{file} cannot be read: {error.strerror}.") from None
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, TypeError, RecursionError):
         raise CliError(f"{file} is no safetensors file, or its header is damaged: copy it again.") from None
     end = 8 + length + max((tensor.data_offsets[1] for tensor in tensors), default=0)
     if size < end:
         raise CliError(f"{file} is cut off: it holds {size} of {end} bytes; copy it again.")
     return tensors
+
+
+def _is_there(path: Path, check: Callable[[Path], bool]) -> bool:
+    """Whether it is; a name that cannot be one, e.g. too long, is not there."""
+    try:
+        return check(path)
+    except OSError:
+        return False
 
 
 def _json(file: Path) -> dict[str, Any]:
@@ -140,7 +149,7 @@ def _json(file: Path) -> dict[str, Any]:
         raise CliError(f"{file.parent} holds no {file.name}: --model wants a checkpoint folder.") from None
     except OSError as error:
         raise CliError(f"{file} cannot be read: {error.strerror}.") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
         raise CliError(f"{file} is no JSON object: the checkpoint is damaged, copy it again.")

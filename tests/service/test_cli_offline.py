@@ -194,6 +194,18 @@ def _config(folder: Path, **changes: object) -> None:
         (lambda folder: (folder / SHARDS.format(2)).write_bytes(b"\xff" * 50_000), "is no safetensors file"),
         (lambda folder: [file.unlink() for file in folder.glob("model*")], "holds neither model.safetensors nor"),
         (lambda folder: (folder / "model.safetensors.index.json").write_text("{}"), "has no weight_map"),
+        (lambda folder: (folder / "config.json").write_text("[" * 100_000), "is no JSON object"),
+        (lambda folder: (folder / SHARDS.format(2)).write_bytes(b"\3" + bytes(7) + b"[1]"), "is no safetensors file"),
+        (
+            lambda folder: (folder / "model.safetensors.index.json").write_text(
+                json.dumps({"weight_map": {"a": "a" * 300}})
+            ),
+            "lacks 1 of its 1 weight files",
+        ),
+        (
+            lambda folder: _config(folder, num_hidden_layers=LAYERS - 1),
+            "the files hold a decoder layer model.layers.3, but the config says that there are 3",
+        ),
     ],
 )
 def test_a_bad_folder_is_one_sentence(call: Call, folder: Path, spoil: Callable[[Path], object], words: str) -> None:
@@ -216,6 +228,7 @@ def test_a_bad_folder_is_one_sentence(call: Call, folder: Path, spoil: Callable[
         (["--model", "HERE", "--dtype", "int8"], "'int8' is not one of"),
         (["--model", "HERE", "--items", "0"], "--items"),
         (["--model", "HERE", "--max-tokens", "2", "--score", "answer"], "raise --max-tokens"),
+        (["--model", "a" * 5000], "There is no folder a"),
         (["--model", "HERE", "--validation", "/nowhere.jsonl"], "There is no file /nowhere.jsonl"),
         (["--model", "HERE", "--validation", "HERE"], "cannot be read"),
         (["--model", "HERE", "--validation", "HERE/config.json"], "line 1: "),
