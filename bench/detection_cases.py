@@ -97,7 +97,7 @@ def not_finite(view: LocalView, blocks: Sequence[int], several: int) -> Iterator
     for kind in NOT_FINITE:
         for block in blocks:
             yield Case(name=f"not-finite/{kind}/{block}", kind=kind, strikes=[_hard(view, kind, block, block)])
-    for count in (2, 3):
+    for count in (2, 3) if len(blocks) >= 3 else ():
         for seed in range(several):
             draw = random.Random(f"not finite {count} {seed}")  # noqa: S311 - reproducible, not secret
             chosen = sorted(draw.sample(list(blocks), count))
@@ -109,7 +109,7 @@ def several(view: LocalView, blocks: Sequence[int], seeds: int) -> Iterator[Case
     """Two and three finite faults at once, in different ones of the blocks."""
     kinds = ("burst", "top exponent bit", "neighbouring values", "norm weight", "lost buffer")
     for seed in range(seeds):
-        for count in (2, 3):
+        for count in (2, 3) if len(blocks) >= 3 else ():
             draw = random.Random(f"several {count} {seed}")  # noqa: S311
             chosen = sorted(draw.sample(list(blocks), count))
             strikes = [_strike(view, draw.choice(kinds), block, draw) for block in chosen]

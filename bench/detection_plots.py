@@ -66,7 +66,7 @@ def gains(path: Path, singles: Sequence[Verdict], skippable: Sequence[int], titl
             if points:
                 how = "flagged" if flagged else "not flagged"
                 axes.scatter(*zip(*points, strict=True), s=18, marker=marker, color=colour, label=f"{label}, {how}")
-    axes.axhline(0.05, color="black", linewidth=0.5)
+    axes.axhline(0.1, color="black", linewidth=0.5)
     axes.set(xlabel="damage in nats", ylabel="skip gain of the damaged block in nats", title=title)
     axes.set_xscale("symlog", linthresh=0.1)
     axes.set_yscale("symlog", linthresh=0.1)

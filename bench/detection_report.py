@@ -233,8 +233,8 @@ computed from readings of the local engine on the CPU; nothing here was run on a
 
 How to read it: a fault's damage is what it adds to the loss on the scan's own texts, in nats per scored token. A block
 is *skippable* when the healthy model without it loses at most 0.5 nats. *Ranked first* asks whether the score is
-largest at the damaged block, *called damaged* whether any block's score reaches the threshold (6 for a z, 0.05 nats
-for a gain). The rule *harm* is what flags: the block with the largest skip gain, when that is at least 0.05 nats and 3
+largest at the damaged block, *called damaged* whether any block's score reaches the threshold (6 for a z, 0.1 nats
+for a gain). The rule *harm* is what flags: the block with the largest skip gain, when that is at least 0.1 nats and 3
 standard errors, over at least 8 sequences; then the scan goes on without it. Rows with *profile* compare with a clean
 profile of the same model on the same texts. Of each kind only so many faults per class of damage were scanned, since
 most random flips do nothing: *drawn* counts all.

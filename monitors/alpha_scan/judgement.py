@@ -48,7 +48,7 @@ class Thresholds(BaseModel):
 
     tau: float = Field(default=6.0, gt=0)
     """A z over this stands out."""
-    min_gain_nats: float = Field(default=0.05, ge=0)
+    min_gain_nats: float = Field(default=0.1, ge=0)
     """Rule harm: leaving a harmful block out wins at least so much."""
     min_gain_t: float = Field(default=3.0, ge=0)
     """Rule harm: and at least so many standard errors of the gain."""

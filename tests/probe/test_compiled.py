@@ -20,8 +20,8 @@ VLLM_COMPILE = [*FP32, "--compilation-config", '{"mode": 3}']
 
 @pytest.fixture(scope="module")
 def tiny(smol: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama of 6 layers: compiling 30 takes minutes on 2 cores.  tests/e2e compiles the real model."""
-    return make("llama", smol, tmp_path_factory.mktemp("tiny"))
+    """A random Llama of 4 layers: compiling 30 takes minutes on 2 cores.  tests/e2e compiles the real model."""
+    return make("llama", smol, tmp_path_factory.mktemp("tiny"), num_hidden_layers=4)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def _check_gates(server: VllmServer, prompts: list[str], reference: Reference) -
     before = server.outputs(prompts)
     assert server.outputs(prompts) == before
     sequences = [server.tokens(prompt) for prompt in prompts]
-    for block in (0, 3, 5):
+    for block in (0, 2, 3):
         server.set_gates({block: 0.0})
         for tokens in sequences:
             assert largest_difference(server.prompt_logprobs(tokens), reference.logprobs(tokens, block, 0.0)) < 1e-3
@@ -55,18 +55,18 @@ def _check_gates(server: VllmServer, prompts: list[str], reference: Reference) -
 def _check_nan(server: VllmServer, prompts: list[str]) -> None:
     """A skipped block full of NaN or Inf leaves no trace, also not in reused KV blocks."""
     healthy = server.outputs(prompts)
-    server.set_gates({3: 0.0})
+    server.set_gates({2: 0.0})
     skipped = server.outputs(prompts)
-    server.set_gates({3: 1.0})
+    server.set_gates({2: 1.0})
     for kind in ("nan", "inf"):
-        fault = server.inject(block=3, tensor="mlp.down_proj", kind=kind, count=100_000)
+        fault = server.inject(block=2, tensor="mlp.down_proj", kind=kind, count=100_000)
         # Logprobs of NaN cannot be written as JSON; vLLM answers without them.
         bad = [server.complete(prompt, logprobs=None)["text"] for prompt in prompts]
         assert bad != [text for text, _, _ in healthy]
-        server.set_gates({3: 0.0})
+        server.set_gates({2: 0.0})
         assert server.outputs(prompts) == skipped
         server.heal(fault)
-        server.set_gates({3: 1.0})
+        server.set_gates({2: 1.0})
     assert server.outputs(prompts) == healthy
 
 
@@ -132,12 +132,12 @@ def test_inert_gates_are_seen(tiny: Path, test_environment: MakeEnvironment, sta
     """Gates made inert by a stale cache fail the self-test; no change is offered and the reason is given."""
     environment = test_environment("vllm_compile", "inplace_norm", "unsalted", VLLM_CACHE_ROOT=str(stale_cache))
     with VllmServer(tiny, VLLM_COMPILE, environment) as server:
-        assert server.gates({3: 0.0}).status_code == 409  # not tested yet
+        assert server.gates({2: 0.0}).status_code == 409  # not tested yet
         result = server.self_test()
         assert result["state"] == "failed"
-        assert "6 of 6" in result["reason"]
-        reply = server.gates({3: 0.0})
+        assert "4 of 4" in result["reason"]
+        reply = server.gates({2: 0.0})
         assert reply.status_code == 409
-        assert "6 of 6" in reply.json()["detail"]
+        assert "4 of 4" in reply.json()["detail"]
         assert server.facts()["self_test"] == result
         assert set(server.facts()["gates"]) == {1.0}
