@@ -158,20 +158,21 @@ def harm(
 ) -> str | None:
     """Half a sentence when the last scan says that the loss would rise by more than `worse_nats`; None otherwise.
 
-    Also None where the scan cannot know: it met a loss that was not finite, other gates than the live ones, or an alpha
-    that is not in its grid.
+    Also None where the scan cannot know: it met a loss that was not finite, or one of the blocks was scaled then or is
+    now.  Where other blocks have been scaled since, the change that it measured counts as an estimate.
     """
     finding = None if scanned is None else scanned.finding
     if scanned is None or not isinstance(finding, AlphaScanFinding) or alpha >= 1.0:
         return None
     base = finding.base_loss_nats
     known = predicted(finding, blocks, alpha)
-    if base is None or known is None or list(finding.gates) != list(gates):
+    if base is None or known is None or any(finding.gates[block] != 1.0 or gates[block] != 1.0 for block in blocks):
         return None
+    known = known._replace(estimated=known.estimated or list(finding.gates) != list(gates))
     if known.nats is not None and known.nats <= base + worse_nats:
         return None
     what = f"Leaving {names(blocks)} out" if alpha == 0.0 else f"Scaling {names(blocks)} to alpha {alpha:g}"
-    how = "sum of the single changes in the " if known.estimated else ""
+    how = "estimated from the single changes in the " if known.estimated else ""
     about = "about " if known.estimated else ""
     after = "no finite number" if known.nats is None else f"{about}{known.nats:.2f} nats"
     when = "" if scanned.at is None else f" of {datetime.fromtimestamp(scanned.at, UTC):%Y-%m-%d %H:%M:%S} UTC"

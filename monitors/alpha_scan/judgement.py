@@ -87,6 +87,8 @@ def judge(
     """Score all blocks, flag those that do harm, and say why in one sentence.  `readings` has at least one."""
     models = rounds(readings)
     served = models[0]
+    if profile is not None and len(profile.blocks) != len(served.gates):
+        raise ValueError(f"a profile of {len(profile.blocks)} blocks says nothing about a model of {len(served.gates)}")
     base = mean(served.base_nats, served.scored_tokens)
     places: dict[int, Place] = {}
     shadows: list[BlockScore] = []

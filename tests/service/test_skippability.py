@@ -66,7 +66,12 @@ def test_prediction_for_several_blocks() -> None:
     assert known.estimated
     assert known.nats == pytest.approx(BASE + 0.07)
     assert predicted(finding(), [1, 3], 0.0) == Prediction(None, estimated=False)
-    assert predicted(finding(), [1], 0.5) is None
+    between = predicted(finding(), [0], 0.35)
+    assert between is not None
+    assert between.estimated
+    assert between.nats == pytest.approx((11.5 + BASE + 0.1) / 2)
+    assert predicted(finding(), [1], 1.3) is None
+    assert predicted(finding(), [3], 0.5) is None
 
 
 def test_a_harmful_order_is_told_with_the_numbers() -> None:
@@ -79,7 +84,13 @@ def test_a_harmful_order_is_told_with_the_numbers() -> None:
     assert said([3]) == f"Leaving block 3 out would raise the loss from 3.79 to no finite number (scan of {time})"
     assert said([1, 2]) == (
         "Leaving blocks 1 and 2 out would raise the loss from 3.79 to about 3.86 nats "
-        f"(sum of the single changes in the scan of {time})"
+        f"(estimated from the single changes in the scan of {time})"
+    )
+    assert said([0], 0.001) is not None
+    # Block 4 was left out since.
+    assert said([0], gates=(1.0, 1.0, 1.0, 1.0, 0.0)) == (
+        "Leaving block 0 out would raise the loss from 3.79 to about 11.50 nats "
+        f"(estimated from the single changes in the scan of {time})"
     )
 
 
@@ -88,15 +99,15 @@ def test_a_harmful_order_is_told_with_the_numbers() -> None:
     [
         {"blocks": [4]},
         {"blocks": [1]},
-        {"blocks": [1], "alpha": 0.5},
+        {"blocks": [1], "alpha": 0.01},
         {"blocks": [1], "alpha": 1.3},
-        {"blocks": [0], "gates": (1.0, 1.0, 1.0, 1.0, 0.0)},
+        {"blocks": [0], "gates": (0.5, 1.0, 1.0, 1.0, 1.0)},
         {"blocks": [0], "left_out": (3,)},
         {"blocks": [0], "base_loss_nats": None},
     ],
 )
 def test_what_the_scan_does_not_know_or_mind_is_not_refused(order: dict[str, Any]) -> None:
-    """A gain, a small loss, an alpha between, other gates, blocks left out inside the scan, no finite loss."""
+    """A gain, a small loss, a block that is scaled already, blocks left out inside the scan, no finite loss."""
     assert said(**order) is None
 
 
