@@ -326,7 +326,7 @@ def _all(bench: Bench, healthy_only: bool) -> Iterator[str]:
         update={"alphas": [0.0], "tokens": [row[:12] for row in order.tokens[:4]], "scored_from": order.scored_from[:4]}
     )
     skips = bench.first.model_copy(update={"alphas": [0.0]})
-    first = max(3, size.seeds // 8)
+    first = max(3, size.seeds // 12)
     yield from bench.faults(cases.singles(view, order, first), quota=True, plan=order, groups=True)
     yield from bench.faults(cases.not_finite(view, skippable, size.several), quota=False, plan=short, groups=False)
     yield from bench.faults(cases.outside(view, size.outside_seeds), quota=False, plan=skips, groups=False)
