@@ -13,6 +13,7 @@ from detection_judge import SCORES, Results, Score, Verdict
 from detection_tables import Chapter, by_kind, by_position, by_score, cheaper, drifts, share, table
 
 from flipwatch.monitors.alpha_scan import FULL_GRID, AlphaScanReading
+from flipwatch.monitors.finding import Action
 
 
 def write(work: Path, docs: Path) -> None:
@@ -187,11 +188,12 @@ def _outside(cases: list[Verdict]) -> Chapter:
         losses = ", ".join("not finite" if v.damage is None else f"{v.damage:+.2f}" for v in some)
         drift = sum(drifts(v) for v in some)
         blamed = sum(bool(v.finding.flagged) for v in some)
-        figures[kind] = {"cases": len(some), "drift": drift, "a_block_blamed": blamed}
-        rows.append([kind, losses, share(drift, len(some)), share(blamed, len(some))])
+        advised = sum(v.known is not None and v.known.action is Action.SKIP for v in some)
+        figures[kind] = {"cases": len(some), "drift": drift, "a_block_blamed": blamed, "skip_advised": advised}
+        rows.append([kind, losses, *(share(count, len(some)) for count in (drift, blamed, advised))])
     return figures, [
         "### Outside the blocks\n",
-        table(["", "damage in nats", "drift seen (profile)", "a block flagged for it"], rows),
+        table(["", "damage in nats", "drift seen (profile)", "a block flagged for it", "skip advised (profile)"], rows),
     ]
 
 

@@ -19,7 +19,8 @@ where a profile shows that the one block left out explains everything, nothing m
 The rule named *drift* needs a clean profile: the base loss is compared with its healthy value, sequence by sequence.
 It sees what harms the model anywhere, the embedding and the head included.  Where harm names no block, the rule named
 *match* may: when a single block is damaged, the model without it is the healthy model without it, so the loss with that
-block left out, and no other, is what the profile says.  It holds for blocks that cannot be left out, too.
+block left out, and no other, is what the profile says.  It holds for blocks that cannot be left out, too.  Where most
+of the drift stays without the blocks that harm has flagged, no skip is suggested: the damage may lie outside them all.
 
 BSS z > tau flags nothing, with a profile or without (`docs/decisions/0005`, `0008`).
 """
@@ -35,6 +36,9 @@ from .scores import MIN_SEQUENCES, PROFILE_RESOLUTION, BlockScore, mean, paired_
 
 _MATCH_SHARE = 0.02
 """Share of the drift that may be left in a match."""
+
+_MOST = 0.5
+"""A skip that leaves more than this share of the drift is not suggested."""
 
 _MILD_COST_NATS = 1.0
 """A healthy model is still much like itself without blocks that cost so little: leaving out any single such block of
@@ -111,6 +115,11 @@ def judge(
     blocks = [score.model_copy(update={"flagged": score.block in places}) for score in blocks]
     health, reason = _verdict(served, base, blocks, [places[block] for block in flagged], drift, thresholds)
     reason += "".join(_notes(blocks, shadows, shown, thresholds, drift, profile))
+    predicted = _predicted(models, flagged)
+    stays = None if profile is None else _stays(predicted, flagged, served, profile)
+    if harmed and drift is not None and stays is not None and stays > _MOST * drift[0]:
+        harmed = False
+        reason += f"; {stays:.3f} nats of that stay without it, so that more is damaged, perhaps outside the blocks"
     action = Action.NONE
     if health is Health.FAILED:
         action = Action.SKIP if harmed else Action.INVESTIGATE
@@ -121,7 +130,7 @@ def judge(
         places=tuple(places[block] for block in flagged),
         action=action,
         base_loss_nats=base,
-        predicted_loss_nats=_predicted(models, flagged),
+        predicted_loss_nats=predicted,
         drift_nats=None if drift is None else drift[0],
         drift_t=None if drift is None else drift[1],
         profile_recorded_at=None if profile is None else profile.recorded_at,
@@ -198,6 +207,19 @@ def _ways_out(model: AlphaScanReading, where: str) -> list[Place]:
     loss, block = min(finite)
     only = "only " if len(finite) == 1 else ""
     return [Place(block=block, reason=f"block {block}: the loss is finite {only}without it, {loss:.3f} nats{where}")]
+
+
+def _stays(
+    predicted: float | None, flagged: tuple[int, ...], served: AlphaScanReading, profile: Profile
+) -> float | None:
+    """Nats of damage that stay without the flagged blocks, to first order; None when that is not known.
+
+    Damage outside the blocks makes healthy blocks look harmful as well, and a skip of those would not help much.
+    """
+    healthy = mean(profile.base_nats, served.scored_tokens) if len(profile.base_nats) == len(served.base_nats) else None
+    if predicted is None or healthy is None:
+        return None
+    return predicted - (healthy + sum(-(profile.blocks[block].skip_gain or 0.0) for block in flagged))
 
 
 def _crippled(model: AlphaScanReading, profile: Profile | None) -> bool:

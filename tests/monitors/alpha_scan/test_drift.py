@@ -96,3 +96,15 @@ def test_where_two_blocks_explain_the_drift_none_is_named() -> None:
     for curves in (two, none):
         finding = judge([reading(curves, base=3.0)], DEFAULTS, clean)
         assert (finding.health, finding.flagged, finding.action) == (Health.FAILED, (), Action.INVESTIGATE)
+
+
+def test_a_skip_that_leaves_most_of_the_damage_is_not_suggested() -> None:
+    """Damage outside the blocks makes a healthy block look harmful; the profile knows that more is wrong."""
+    clean = profile_of(reading(gains(-0.1, -0.2, -0.3, -0.4, -0.5)))
+    curves: Curves = [[5.0 + extra] * 5 for extra in (0.2, 0.3, -1.0, 0.4, 0.5)]
+    finding = judge([reading(curves, base=5.0)], DEFAULTS, clean)
+    assert (finding.flagged, finding.action) == ((2,), Action.INVESTIGATE)
+    assert "1.700 nats of that stay without it" in finding.reason
+    assert judge([reading(curves, base=5.0)], DEFAULTS).action is Action.SKIP
+    healed: Curves = [[5.0 + extra] * 5 for extra in (0.2, 0.3, -2.7, 0.4, 0.5)]
+    assert judge([reading(healed, base=5.0)], DEFAULTS, clean).action is Action.SKIP
