@@ -1,4 +1,4 @@
-"""The detection benchmark runs, goes on where it was ended, and writes its report; on a tiny model with random weights."""
+"""The detection benchmark runs, goes on where it was ended, and writes its report; on a tiny random model."""
 
 import importlib
 import json
@@ -51,7 +51,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_measures_resumes_and_reports(detection: ModuleType, model: Path, tmp_path: Path) -> None:
-    """Each sort of case is measured once, a second run adds nothing but its header, and the report has every chapter."""
+    """Each sort of case is measured once, a second run adds a header only, and the report has every chapter."""
     work, docs = tmp_path / "work", tmp_path / "docs"
     detection.measure(model=model, work=work, dtype="float32", small=True, validation=None, data=None)
     (file,) = work.glob("*.jsonl")
