@@ -308,7 +308,7 @@ def _verdict(
     if places:
         return Health.FAILED, f"{start}; {reasons}"
     if _drifts(drift, thresholds) and not any(gate != 1.0 for gate in served.gates):
-        return Health.FAILED, f"{start}; none of {measured} blocks does harm that a skip would undo"
+        return Health.FAILED, f"{start}; no block is flagged of {measured}: a skip would not help"
     best = max((s for s in blocks if s.skip_gain is not None), key=lambda s: s.skip_gain or 0.0, default=None)
     if best is None or best.skip_gain is None:
         return Health.UNKNOWN, f"{start}; no block can be judged: {measured} measured at alphas {served.alphas}"
@@ -318,7 +318,7 @@ def _verdict(
             "sequences prove nothing"
         )
     sentence = (
-        f"{start}; none of {measured} blocks does harm; strongest by skip gain is block {best.block} "
+        f"{start}; no block is flagged of {measured}; strongest by skip gain is block {best.block} "
         f"({best.skip_gain:+.3f} nats, t {_number(best.skip_gain_t)}, z {_number(best.skip_gain_z)})"
     )
     return (Health.DEGRADED if gated else Health.OK), sentence
@@ -341,7 +341,9 @@ def _notes(
         notes.append(f"; by BSS block {best.block} ({best.bss:.3f} nats, z {_number(best.bss_z)}{alone})")
     if shadows:
         named = ", ".join(f"block {score.block} ({score.skip_gain:+.3f})" for score in shadows)
-        why = "by the same fault" if any(score.flagged for score in blocks) else "for want of the blocks that are out"
+        why = "by the same fault"
+        if not any(score.flagged for score in blocks):
+            why = "for want of the blocks that are out (only a z over tau is certain then): undo them and scan again"
         notes.append(f"; also better without {named}, perhaps {why}")
     if profile is None:
         notes.append("; no clean profile was used")

@@ -26,7 +26,7 @@ def scan(
     model: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Scan the checkpoint in this folder, without a server; needs flipwatch[local]."
+            metavar="DIR", help="Scan the checkpoint in this folder, without a server; needs flipwatch\\[local]."
         ),
     ] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="With --model: precision; auto is the checkpoint's own.")] = None,

@@ -3,6 +3,8 @@
 from fastapi import APIRouter, Response
 
 from ...monitors.alpha_scan import AlphaScan
+from ...monitors.finding import Action
+from ..gates import names
 from ..problem import Kind, ProblemError, responses
 from ..records import MitigationAction, MitigationRecord
 from ..schemas import Accepted, MitigationOrder
@@ -90,4 +92,10 @@ def _flagged(sidecar: Sidecar) -> list[int]:
     blocks = [] if finding is None else [place.block for place in finding.places]
     if not blocks:
         raise ProblemError(Kind.CONFLICT, "No block is flagged by the last finding: scan, or name the blocks.")
+    if finding is not None and finding.action is not Action.SKIP:
+        raise ProblemError(
+            Kind.CONFLICT,
+            f"The last finding flags {names(blocks)} and advises no skip; read its reason, and name the blocks to "
+            "leave them out all the same.",
+        )
     return blocks

@@ -217,7 +217,8 @@ async def test_a_mitigation_does_not_wait_for_a_scan(start: Start, server: FakeS
     server.hold()
     scan = await api.post("/v1/scans", {})
     await asyncio.to_thread(server.holding.wait, 10)
-    mitigating = asyncio.create_task(api.post("/v1/mitigations", {"action": "attenuate", "blocks": [4], "alpha": 0.5}))
+    order = {"action": "attenuate", "blocks": [4], "alpha": 0.5, "force": True}
+    mitigating = asyncio.create_task(api.post("/v1/mitigations", order))
     await asyncio.sleep(0)
     server.release()
     assert (await mitigating).status_code == 202

@@ -225,7 +225,7 @@ def test_mitigate_skip_and_undo(desk: Desk) -> None:
 
 def test_mitigate_attenuate(desk: Desk) -> None:
     """A block's gate is set to alpha."""
-    record = desk.json("mitigate", "attenuate", "3", "--alpha", "0.5", "--reason", "a drill")
+    record = desk.json("mitigate", "attenuate", "3", "--alpha", "0.5", "--reason", "a drill", "--force")
     assert (record["state"], record["alpha"], record["reason"]) == ("active", 0.5, "a drill")
     assert desk.vllm.gates[3] == 0.5
     assert desk.run("mitigate", "undo", record["id"]).returncode == 0

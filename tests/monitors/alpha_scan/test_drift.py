@@ -19,7 +19,7 @@ def test_drift_from_the_profile_fails_without_a_block() -> None:
     assert (finding.health, finding.flagged, finding.action) == (Health.FAILED, (), Action.INVESTIGATE)
     assert finding.drift_nats == pytest.approx(0.5)
     assert finding.profile_recorded_at == clean.recorded_at
-    assert "none of 6 blocks does harm that a skip would undo" in finding.reason
+    assert "no block is flagged of 6: a skip would not help" in finding.reason
     assert "against the clean profile the loss is +0.500 nats (t 5000.0)" in finding.reason
     assert "no clean profile" not in finding.reason
     assert judge([reading(worse, base=2.5)], DEFAULTS).health is Health.OK
