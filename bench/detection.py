@@ -9,6 +9,7 @@ so that rules and thresholds can be compared without measuring again.  A run tha
 """
 
 import json
+import math
 import random
 import sys
 import time
@@ -218,7 +219,7 @@ class Bench:
         return mean(reading.base_nats, reading.scored_tokens)
 
     def naive(self, every: Iterator[Case]) -> Iterator[str]:
-        """The naive 9-alpha scan of some faults, and the quick scan right behind it, in one run."""
+        """The naive 9-alpha scan of some faults that have curves, and the quick scan right behind it, in one run."""
         wanted = self.size.naive
         for case in every:
             record = self.done.get(case.name)
@@ -226,7 +227,8 @@ class Bench:
                 return
             if record is None or "readings" not in record or record["loss"] is None:
                 continue
-            if damage_class(record["healthy"], record["loss"]) < 2:
+            complete = AlphaScanReading.model_validate(record["readings"][0]).complete
+            if not complete or damage_class(record["healthy"], record["loss"]) < 2:
                 continue
             wanted -= 1
             name = f"naive/{case.name}"
@@ -241,8 +243,8 @@ class Bench:
                     fast = time.perf_counter() - started
                 self.keep(
                     name,
-                    base=losses[None, 1.0],
-                    nats=[[losses[b, a] for a in FULL_GRID] for b in range(self.view.num_blocks)],
+                    base=_finite(losses[None, 1.0]),
+                    nats=[[_finite(losses[b, a]) for a in FULL_GRID] for b in range(self.view.num_blocks)],
                     naive_seconds=slow,
                     quick_seconds=fast,
                     naive_passes=passes,
@@ -266,6 +268,10 @@ def damaged(view: LocalView, case: Case) -> Iterator[None]:
         with torch.inference_mode():
             for back in reversed(undo):
                 back()
+
+
+def _finite(losses: list[float]) -> list[float | None]:
+    return [loss if math.isfinite(loss) else None for loss in losses]
 
 
 def damage_class(healthy: float | None, loss: float | None) -> int:
