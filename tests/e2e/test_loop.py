@@ -114,7 +114,8 @@ def test_nan_is_never_a_number(vllm: VllmServer, sidecar: Sidecar, webhook: Webh
 
     skip = _skip_flagged(sidecar)
     assert skip["loss_before"] is None
-    assert skip["loss_after"] < 8
+    # Block 11 is worth 4 nats; guessing costs 10.8.
+    assert skip["loss_after"] < 9
     assert vllm.complete("The capital of France is", 4)["logprobs"]["token_logprobs"][0] <= 0
     sidecar.call("DELETE", f"/faults/{fault['id']}")
     sidecar.call("DELETE", f"/mitigations/{skip['id']}", status=202)
