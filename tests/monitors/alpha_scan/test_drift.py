@@ -69,7 +69,7 @@ def test_a_gain_that_the_healthy_block_has_too_is_no_harm() -> None:
     same = reading(gains(-0.1, -0.2, 0.6, -0.4, -0.5))
     assert judge([same], DEFAULTS).flagged == (2,)
     assert judge([same], DEFAULTS, clean).flagged == ()
-    both = reading(gains(-0.1, -0.2, 0.7, -0.4, 0.4))
+    both = reading(gains(-0.1, -0.2, 0.8, -0.4, 0.4))
     assert judge([both], DEFAULTS).flagged == (2,)
     assert judge([both], DEFAULTS, clean).flagged == (4,)
     assert judge([reading(gains(-0.1, -0.2, 0.6, -0.4, 0.04))], DEFAULTS, clean).flagged == ()

@@ -123,6 +123,7 @@ def test_growing_goes_on_while_two_blocks_are_too_close() -> None:
     model = ToyModel(harm={5: 3.0, 8: 2.99}, spread=0.1)
     scan = scanned(model, toy_plan(32), Strategy.GROWING)
     assert scan.finding.flagged == (5, 8)
+    assert scan.finding.sequences == 32
     model = ToyModel(harm={5: 3.0, 8: 1.0})
     assert scanned(model, toy_plan(32), Strategy.GROWING).finding.sequences == FIRST_SEQUENCES
 

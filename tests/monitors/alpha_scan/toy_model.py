@@ -3,10 +3,10 @@
 Each block adds to a coordinate of its own, so that `g` of each block can be read off the stream.  The loss of a
 sequence whose first token is `t`:
 
-    2 + t / 100 + sum over blocks of worth (1 - g)^2 + harm g (1 + spread * (t mod 5 - 2)),  at most `cap`
+    2 + t / 100 + sum over blocks of worth (1 - g)^2 + harm g (1 +- spread * (t mod 5 - 2)),  at most `cap`
 
-A healthy block has a worth and no harm; one with more harm than worth is better left out.  A block that adds a lot on
-some sequences only does harm on those only.
+The spread is positive for even blocks and negative for odd ones.  A healthy block has a worth and no harm; one with
+more harm than worth is better left out.  A block that adds a lot on some sequences only does harm on those only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,7 +66,7 @@ class ToyModel:
         losses = 2.0 + first / 100
         for index in range(BLOCKS):
             g = hidden[:, -1, index] / self._sizes(index, hidden.shape[0], tokens)
-            noise = 1 + self.spread * (first % 5 - 2)
+            noise = 1 + self.spread * (first % 5 - 2) * (-1) ** index
             harm = torch.where(self._acts(index, first), self.harm.get(index, 0.0), 0.0)
             losses = losses + self.worth[index] * (1 - g) ** 2 + harm * g * noise
         losses = losses.clamp_max(self.cap)
@@ -77,7 +77,9 @@ class ToyModel:
         losses = []
         for t in tokens:
             total = 2.0 + t / 100 + sum(self.worth[block] for block in left_out)
-            total += sum(h * (1 + self.spread * (t % 5 - 2)) for b, h in self.harm.items() if b not in left_out)
+            total += sum(
+                h * (1 + self.spread * (t % 5 - 2) * (-1) ** b) for b, h in self.harm.items() if b not in left_out
+            )
             losses.append(min(total, self.cap))
         return sum(losses) / len(losses)
 
