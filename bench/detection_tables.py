@@ -1,5 +1,6 @@
 """Tables of faults in one block: by score, kind and position, and what cheaper scans make of them."""
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,7 +36,8 @@ def by_score(singles: list[Verdict], skippable: list[int]) -> Chapter:
         found = {name: sum(v.detects(score) for v in some) for name, some in members.items()}
         figures[score.name] = {"rank_1": ranked, "detected": found}
         rows_rank.append([score.name, *(share(ranked[name], len(some)) for name, some in members.items())])
-        rows_detected.append([score.name, *(share(found[name], len(some)) for name, some in members.items())])
+        if math.isfinite(score.threshold):
+            rows_detected.append([score.name, *(share(found[name], len(some)) for name, some in members.items())])
     drifted = {name: sum(drifts(v) for v in some) for name, some in members.items()}
     figures["drift"] = {"detected": drifted}
     rows_detected.append(["drift, profile", *(share(drifted[name], len(some)) for name, some in members.items())])
