@@ -15,10 +15,12 @@ from matplotlib import pyplot
 def roc(path: Path, singles: Sequence[Verdict], healthy: Sequence[tuple[int, Any]], title: str) -> None:
     """Share of faults of at least 0.1 nats that a threshold finds, against the share of healthy scans that it flags.
 
+    Faults that the first pass names have no curves, so that no score could be fair to them.
+
     Healthy scans of the faults' own size of the validation set only, where there are any; scores with a profile have no
     healthy scans and are not drawn.
     """
-    damaged = [v for v in singles if v.loss is None or v.loss - v.healthy >= 0.1]
+    damaged = [v for v in singles if v.complete and v.damage is not None and v.damage >= 0.1]
     size = min({n for n, _ in healthy}, key=lambda n: abs(n - len(singles[0].readings[0].base_nats)), default=None)
     sound = [finding for n, finding in healthy if n == size]
     if not damaged or not sound:
@@ -40,7 +42,7 @@ def roc(path: Path, singles: Sequence[Verdict], healthy: Sequence[tuple[int, Any
         )
     axes.set(
         xlabel=f"share of {len(sound)} healthy scans flagged",
-        ylabel=f"share of {len(damaged)} faults of 0.1 nats or more found",
+        ylabel=f"share of {len(damaged)} faults with curves, 0.1 nats or more, found",
         title=title,
         xlim=(-0.02, 1.02),
         ylim=(0, 1.02),
