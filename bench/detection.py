@@ -241,6 +241,10 @@ class Bench:
                     started = time.perf_counter()
                     quick = run_measurement(self.view, AlphaScan(), self.first)
                     fast = time.perf_counter() - started
+                    started = time.perf_counter()
+                    skips = self.first.model_copy(update={"alphas": [0.0]})
+                    skip = run_measurement(self.view, AlphaScan(), skips)
+                    fastest = time.perf_counter() - started
                 self.keep(
                     name,
                     base=_finite(losses[None, 1.0]),
@@ -249,6 +253,9 @@ class Bench:
                     quick_seconds=fast,
                     naive_passes=passes,
                     quick_passes=quick.passes,
+                    skip=skip.model_dump(mode="json"),
+                    skip_seconds=fastest,
+                    skip_passes=skip.passes,
                 )
             yield name
 
