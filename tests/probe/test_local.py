@@ -208,7 +208,7 @@ def test_a_whole_scan_goes_on_without_the_broken_block() -> None:
     assert done[2] == plans[1][1]
     view.gates[2] = 0.0
     without = run_measurement(view, AlphaScan(), order.model_copy(update={"alphas": []}))
-    assert readings[1].base_nats == without.base_nats
+    assert readings[1].base_nats == pytest.approx(without.base_nats, abs=1e-4)
     assert [bool(score.curve) for score in finding.blocks] == [True, True, False, True, True]
 
 
