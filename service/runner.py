@@ -11,13 +11,12 @@ from uuid import uuid4
 import structlog
 
 from ..monitors.alpha_scan import (
-    FULL_GRID,
-    QUICK_GRID,
     AlphaScan,
     AlphaScanFinding,
     AlphaScanPlan,
     AlphaScanReading,
     Strategy,
+    alphas_of,
 )
 from ..monitors.finding import Action, Finding, Health
 from ..monitors.wire import ModelFacts
@@ -163,7 +162,7 @@ class Runner:
 
     async def order(self) -> tuple[ModelFacts, AlphaScanPlan]:
         """The model of now, and what a scan of it by the settings measures; raises what `Measurer.order` raises."""
-        return await self._measurer.order(alphas(self._settings.grid))
+        return await self._measurer.order(alphas_of(self._settings.grid))
 
     async def _scan(self, record: ScanRecord, grid: Grid | None) -> None:
         log = _log.bind(scan_id=record.id)
@@ -177,7 +176,7 @@ class Runner:
                 self._keep(record.model_copy(update={"state": ScanState.RUNNING}))
                 measured = await self._measurer.measure(
                     self._scanner(record.trigger),
-                    alphas(grid or self._settings.grid),
+                    alphas_of(grid or self._settings.grid),
                     duty=self._settings.duty,
                     note=self._note,
                     fitting=self._baseline.fitting,
@@ -290,12 +289,3 @@ class Runner:
     def _end(self, record: ScanRecord, state: ScanState, *, error: str | None, finding_id: str | None = None) -> None:
         update = {"state": state, "error": error, "finding_id": finding_id, "finished_at": self._now()}
         self._keep(record.model_copy(update=update))
-
-
-def alphas(grid: Grid) -> list[float]:
-    """The alphas of a named grid, or the given ones."""
-    if grid == "quick":
-        return list(QUICK_GRID)
-    if grid == "full":
-        return list(FULL_GRID)
-    return [float(alpha) for alpha in grid]

@@ -30,7 +30,7 @@ shows all of these as a drift of the base loss, without saying where.  `docs/det
 """
 
 from .judgement import AlphaScanFinding, Thresholds
-from .plan import FULL_GRID, QUICK_GRID, AlphaScanPlan, chunks, naive_passes, padded, predicted_passes
+from .plan import FULL_GRID, QUICK_GRID, AlphaScanPlan, alphas_of, chunks, naive_passes, padded, predicted_passes
 from .profile import Profile, Provenance, UnusableReading, difference, digest_of, make_profile
 from .reading import AlphaScanReading
 from .rounds import Strategy
@@ -50,6 +50,7 @@ __all__ = [
     "Strategy",
     "Thresholds",
     "UnusableReading",
+    "alphas_of",
     "chunks",
     "difference",
     "digest_of",

@@ -216,10 +216,8 @@ def _stays(
 
     Damage outside the blocks makes healthy blocks look harmful as well, and a skip of those would not help much.
     """
-    healthy = mean(profile.base_nats, served.scored_tokens) if len(profile.base_nats) == len(served.base_nats) else None
-    if predicted is None or healthy is None:
-        return None
-    return predicted - (healthy + sum(-(profile.blocks[block].skip_gain or 0.0) for block in flagged))
+    healthy = profile.loss_without(flagged, served.scored_tokens)
+    return None if predicted is None or healthy is None else predicted - healthy
 
 
 def _crippled(model: AlphaScanReading, profile: Profile | None) -> bool:
@@ -227,18 +225,17 @@ def _crippled(model: AlphaScanReading, profile: Profile | None) -> bool:
     out = {block for block, gate in enumerate(model.gates) if gate != 1.0} | set(model.left_out)
     if profile is None:
         return bool(out)
-    return sum(-(profile.blocks[block].skip_gain or 0.0) for block in out) > _MILD_COST_NATS
+    cost = profile.cost(out)
+    return cost is None or cost > _MILD_COST_NATS
 
 
 def _explained(model: AlphaScanReading, profile: Profile) -> bool:
     """Without the one block left out, the model is the healthy model without it: nothing else is damaged."""
-    if len(model.left_out) != 1 or len(profile.base_nats) != len(model.base_nats):
+    if len(model.left_out) != 1:
         return False
     without = mean(model.base_nats, model.scored_tokens)
-    healthy, gain = mean(profile.base_nats, model.scored_tokens), profile.blocks[model.left_out[0]].skip_gain
-    if without is None or healthy is None or gain is None:
-        return False
-    return abs(without - (healthy - gain)) <= PROFILE_RESOLUTION
+    healthy = profile.loss_without(model.left_out, model.scored_tokens)
+    return without is not None and healthy is not None and abs(without - healthy) <= PROFILE_RESOLUTION
 
 
 def _predicted(models: Sequence[AlphaScanReading], flagged: tuple[int, ...]) -> float | None:

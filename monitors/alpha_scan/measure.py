@@ -52,7 +52,7 @@ def measure(model: ModelView, plan: AlphaScanPlan) -> Generator[None, None, Alph
         left_out=plan.left_out,
         group=plan.group,
         first_sequence=plan.first_sequence,
-        scored_tokens=[len(row) - first for row, first in zip(plan.tokens, plan.scored_from, strict=True)],
+        scored_tokens=plan.scored_tokens,
         pass_tokens=plan.pass_tokens,
         base_nats=tally.base_nats,
         nats=tally.nats,

@@ -15,6 +15,9 @@ FULL_GRID = (0.0, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.4)
 
 QUICK_GRID = (0.0, 0.7, 1.3)
 
+GRIDS = {"quick": QUICK_GRID, "full": FULL_GRID}
+"""The grids that have names."""
+
 EXPLOSION_RATIO = 1000.0
 """Far above any healthy block: on SmolLM2-135M the first block adds 22 times the embedding, later ones at most 2.2
 times the stream, and massive activations of one token 7 times; a flipped top exponent bit adds 1e30 times."""
@@ -66,6 +69,16 @@ class AlphaScanPlan(Wire):
     def pass_tokens(self) -> int:
         """Tokens of one forward pass over the sequences, without padding."""
         return sum(len(row) for row in self.tokens)
+
+    @property
+    def scored_tokens(self) -> list[int]:
+        """(N) scored positions."""
+        return [len(row) - first for row, first in zip(self.tokens, self.scored_from, strict=True)]
+
+
+def alphas_of(grid: str | Sequence[float]) -> list[float]:
+    """The alphas of a named grid, or the given ones.  Raises `KeyError` for another name."""
+    return list(GRIDS[grid]) if isinstance(grid, str) else [float(alpha) for alpha in grid]
 
 
 def units(plan: AlphaScanPlan, gates: Sequence[float]) -> list[range]:

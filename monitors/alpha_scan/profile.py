@@ -7,7 +7,8 @@ between models into findings, so it is refused.
 
 import hashlib
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 from pydantic import ConfigDict, Field
@@ -15,7 +16,7 @@ from pydantic import ConfigDict, Field
 from ..wire import Wire
 from .plan import AlphaScanPlan
 from .reading import AlphaScanReading
-from .scores import FORMULAS, scores, shared_alphas
+from .scores import FORMULAS, mean, scores, shared_alphas
 
 FORMAT = 1
 
@@ -67,6 +68,25 @@ class Profile(Wire):
     base_nats: list[Nats]
     """(N) loss of each sequence of the validation set, nats per scored token."""
     blocks: list[BlockProfile]
+
+    def cost(self, blocks: Iterable[int]) -> float | None:
+        """What the healthy model loses without these blocks, in nats: the sum of what it loses without each.
+
+        Exact for one block; None where one is not known.
+        """
+        gains = [self.blocks[block].skip_gain for block in blocks]
+        known = [gain for gain in gains if gain is not None]
+        return -math.fsum(known) if len(known) == len(gains) else None
+
+    def loss_without(self, blocks: Iterable[int], scored_tokens: Sequence[int]) -> float | None:
+        """The healthy model's loss without these blocks, in nats; None where it is not known.
+
+        `scored_tokens` are those of the reading to compare with: of other sequences a profile knows nothing.
+        """
+        if len(scored_tokens) != len(self.base_nats):
+            return None
+        base, cost = mean(self.base_nats, scored_tokens), self.cost(blocks)
+        return None if base is None or cost is None else base + cost
 
 
 class UnusableReading(ValueError):

@@ -136,10 +136,7 @@ def _without_drift(
     skipped: float | None, block: int, profile: "Profile | None", weights: Sequence[int]
 ) -> float | None:
     """Loss without the block minus the healthy model's."""
-    if profile is None or skipped is None:
-        return None
-    base, gain = mean(profile.base_nats, weights), profile.blocks[block].skip_gain
-    return None if base is None or gain is None else skipped - (base - gain)
+    return None if profile is None else _minus(skipped, profile.loss_without([block], weights))
 
 
 def _minus(score: float | None, healthy: float | None) -> float | None:

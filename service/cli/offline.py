@@ -14,13 +14,12 @@ from pydantic import ValidationError
 from rich.progress import Progress
 
 from ...monitors.alpha_scan import (
-    FULL_GRID,
-    QUICK_GRID,
     AlphaScan,
     AlphaScanFinding,
     AlphaScanPlan,
     Strategy,
     Thresholds,
+    alphas_of,
     naive_passes,
     predicted_passes,
 )
@@ -80,7 +79,7 @@ def scan_folder(folder: Path, options: Options, progress: Progress) -> Scanned:
             order = make_plan(
                 folder,
                 items,
-                _alphas(options.grid),
+                alphas_of(options.grid),
                 max_tokens=options.max_tokens,
                 answers_only=options.score == "answer",
             )
@@ -123,12 +122,6 @@ def _items(options: Options) -> list[ValidationItem]:
         raise CliError(f"{options.validation} cannot be read: {error.strerror}.") from None
     except ValueError as error:
         raise CliError(str(error)) from None
-
-
-def _alphas(grid: str | list[float]) -> list[float]:
-    if isinstance(grid, str):
-        return list(FULL_GRID if grid == "full" else QUICK_GRID)
-    return grid
 
 
 def _unusable(error: ValidationError, options: Options) -> CliError:
