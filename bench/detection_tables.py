@@ -182,10 +182,10 @@ def _is_bad(verdict: Verdict, skippable: list[int]) -> bool:
 
 def drifts(verdict: Verdict) -> bool:
     """The rule drift, or a loss that is not finite, which needs no profile."""
-    finding, limits = verdict.known, verdict.finding.thresholds
     if verdict.loss is None:
         return True
-    return finding is not None and finding.drift_nats is not None and finding.drift_nats >= limits.min_drift_nats
+    known = verdict.known
+    return known is not None and known.drift_nats is not None and known.thresholds.drifts(known.drift_nats)
 
 
 def share(part: int, whole: int) -> str:

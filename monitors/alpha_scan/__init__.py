@@ -23,13 +23,15 @@ shows all of these as a drift of the base loss, without saying where.  `docs/det
     measure    the losses, on live weights
     reading    the numbers, and how readings of one scan are joined
     scores     losses -> scores, standard errors, z
-    judgement  scores -> flagged blocks and a sentence
+    judgement  scores -> flagged blocks
+    finding    what is flagged, with every number it rests on
+    sentences  and in words
     rounds     which plan follows which reading
     profile    the healthy scores of one model
     scan       the monitor that ties them together
 """
 
-from .judgement import AlphaScanFinding, Thresholds
+from .finding import AlphaScanFinding, Thresholds
 from .plan import FULL_GRID, QUICK_GRID, AlphaScanPlan, alphas_of, chunks, naive_passes, padded, predicted_passes
 from .profile import Profile, Provenance, UnusableReading, difference, digest_of, make_profile
 from .reading import AlphaScanReading

@@ -27,12 +27,12 @@ BSS z > tau flags nothing, with a profile or without (`docs/decisions/0005`, `00
 
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from ..finding import Action, Finding, Health, Place
+from ..finding import Action, Health, Place
+from .finding import AlphaScanFinding, Drift, Thresholds
 from .profile import Profile
 from .reading import AlphaScanReading, rounds
-from .scores import MIN_SEQUENCES, PROFILE_RESOLUTION, BlockScore, mean, paired_t, scores
+from .scores import PROFILE_RESOLUTION, BlockScore, mean, paired_t, scores
+from .sentences import names, notes, number, verdict
 
 _MATCH_SHARE = 0.02
 """Share of the drift that may be left in a match."""
@@ -43,46 +43,6 @@ _MOST = 0.5
 _MILD_COST_NATS = 1.0
 """A healthy model is still much like itself without blocks that cost so little: leaving out any single such block of
 SmolLM2-135M made no healthy block look harmful."""
-
-
-class Thresholds(BaseModel):
-    """From where on a number counts.  Defaults are chosen by the figures in `docs/detection`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    tau: float = Field(default=6.0, gt=0)
-    """A z over this stands out."""
-    min_gain_nats: float = Field(default=0.1, ge=0)
-    """Rule harm: leaving a harmful block out wins at least so much."""
-    min_gain_t: float = Field(default=3.0, ge=0)
-    """Rule harm: and at least so many standard errors of the gain."""
-    min_drift_nats: float = Field(default=0.05, ge=0)
-    """Rule drift: a damaged model's loss is at least so far above its healthy value.  The sequences are the same, so
-    that only rounding is to be told apart, and no standard error is asked for."""
-
-
-class AlphaScanFinding(Finding):
-    """The judgement, with every number it rests on."""
-
-    base_loss_nats: float | None
-    """Mean loss per scored token as served; None = not finite, or no data."""
-    predicted_loss_nats: float | None = None
-    """The same with the flagged blocks left out, as measured inside the scan; None when nothing is flagged."""
-    drift_nats: float | None = None
-    """Base loss above its healthy value; None without a profile."""
-    drift_t: float | None = None
-    """Drift over its standard error; None for a single sequence."""
-    profile_recorded_at: float | None = None
-    """Which clean profile was used: UTC epoch seconds of its recording; None: none."""
-    thresholds: Thresholds
-    blocks: tuple[BlockScore, ...]
-    left_out: tuple[int, ...] = ()
-    """Blocks without which `blocks` were scored, since there are no curves with them."""
-    flagged: tuple[int, ...]
-    gates: tuple[float, ...]
-    sequences: int = 0
-    passes: float = 0.0
-    """Forward-pass equivalents that the scan took, all rounds together."""
 
 
 def judge(
@@ -96,25 +56,26 @@ def judge(
     base = mean(served.base_nats, served.scored_tokens)
     places: dict[int, Place] = {}
     shadows: list[BlockScore] = []
-    for number, model in enumerate(models):
+    for at, model in enumerate(models):
         if not places.keys() >= set(model.left_out):
             # Left out on a suspicion that did not hold.
             continue
         if profile is not None and _explained(model, profile):
             break
-        after = models[number + 1] if number + 1 < len(models) else None
+        after = models[at + 1] if at + 1 < len(models) else None
         found, shadows = _flags(model, after, thresholds, profile)
         places |= {place.block: place for place in found if place.block not in places}
     shown = next((model for model in models if any(model.nats)), served)
     blocks = scores(shown, None if shown.left_out else profile)
     drift = None if profile is None else _drift(served, profile)
     harmed = bool(places)
-    if not places and _drifts(drift, thresholds) and all(gate == 1.0 for gate in served.gates):
-        places = {place.block: place for place in _matches(blocks, drift)}
+    whole = all(gate == 1.0 for gate in served.gates)
+    if not places and whole and drift is not None and thresholds.drifts(drift[0]):
+        places = {place.block: place for place in _matches(blocks, drift[0])}
     flagged = tuple(sorted(places))
     blocks = [score.model_copy(update={"flagged": score.block in places}) for score in blocks]
-    health, reason = _verdict(served, base, blocks, [places[block] for block in flagged], drift, thresholds)
-    reason += "".join(_notes(blocks, shadows, shown, thresholds, drift, profile))
+    health, reason = verdict(served, base, blocks, [places[block] for block in flagged], drift, thresholds)
+    reason += "".join(notes(blocks, shadows, shown, thresholds, drift, profile))
     predicted = _predicted(models, flagged)
     stays = None if profile is None else _stays(predicted, flagged, served, profile)
     if harmed and drift is not None and stays is not None and stays > _MOST * drift[0]:
@@ -159,7 +120,7 @@ def _flags(
 ) -> tuple[list[Place], list[BlockScore]]:
     """What one round flags, and blocks that look harmful but may only be in the shadow of those."""
     base = mean(model.base_nats, model.scored_tokens)
-    where = f" (with {_names(model.left_out)} left out)" if model.left_out else ""
+    where = f" (with {names(model.left_out)} left out)" if model.left_out else ""
     found = [
         Place(block=block, reason=f"block {block}: its output is not finite where its input was{where}")
         for block in model.nonfinite_blocks
@@ -180,7 +141,7 @@ def _flags(
     crippled = _crippled(model, profile)
     certain = [s for s in harmful if not crippled or (s.skip_gain_z is not None and s.skip_gain_z > thresholds.tau)]
     for score in certain[:1]:
-        numbers = f"{score.skip_gain:.3f} nats lower (t {_number(score.skip_gain_t)}, z {_number(score.skip_gain_z)})"
+        numbers = f"{score.skip_gain:.3f} nats lower (t {number(score.skip_gain_t)}, z {number(score.skip_gain_z)})"
         found.append(Place(block=score.block, reason=f"block {score.block}: without it the loss is {numbers}{where}"))
     return found, [score for score in harmful if score not in certain[:1]]
 
@@ -252,7 +213,7 @@ def _predicted(models: Sequence[AlphaScanReading], flagged: tuple[int, ...]) -> 
     return None
 
 
-def _drift(served: AlphaScanReading, profile: Profile) -> tuple[float, float | None] | None:
+def _drift(served: AlphaScanReading, profile: Profile) -> Drift | None:
     """Base loss above the profile's on the same sequences, and that over its standard error, which one has not."""
     start = served.first_sequence
     healthy = profile.base_nats[start : start + len(served.base_nats)]
@@ -265,110 +226,12 @@ def _drift(served: AlphaScanReading, profile: Profile) -> tuple[float, float | N
     return now - then, None if test is None else test[1]
 
 
-def _drifts(drift: tuple[float, float | None] | None, thresholds: Thresholds) -> bool:
-    return drift is not None and drift[0] >= thresholds.min_drift_nats
-
-
-def _matches(blocks: Sequence[BlockScore], drift: tuple[float, float | None] | None) -> list[Place]:
+def _matches(blocks: Sequence[BlockScore], drift_nats: float) -> list[Place]:
     """The one block without which the loss is the healthy model's, if it is one only."""
-    near = max(PROFILE_RESOLUTION, _MATCH_SHARE * drift[0]) if drift is not None else 0.0
+    near = max(PROFILE_RESOLUTION, _MATCH_SHARE * drift_nats)
     found = [s for s in blocks if s.without_drift_nats is not None and abs(s.without_drift_nats) <= near]
     if len(found) != 1:
         return []
     (score,) = found
     reason = f"block {score.block}: without it, and without no other, the loss is that of the healthy model without it"
     return [Place(block=score.block, reason=reason)]
-
-
-def _verdict(
-    served: AlphaScanReading,
-    base: float | None,
-    blocks: list[BlockScore],
-    places: list[Place],
-    drift: tuple[float, float | None] | None,
-    thresholds: Thresholds,
-) -> tuple[Health, str]:
-    """Health and the first half of the sentence."""
-    tokens = sum(served.scored_tokens)
-    if not tokens:
-        return Health.UNKNOWN, "no sequences were measured"
-    measured = sum(1 for block in blocks if block.curve)
-    over = f"{tokens} tokens in {len(served.base_nats)} sequences"
-    gated = _gated(served.gates)
-    reasons = "; ".join(place.reason for place in places)
-    if base is None:
-        start = f"{gated}the loss over {over} is not finite"
-        return Health.FAILED, f"{start}; {reasons}" if places else (
-            f"{start}, and none of {measured} blocks measured is the only cause"
-        )
-    start = f"{gated}base loss {base:.3f} nats over {over}"
-    if places:
-        return Health.FAILED, f"{start}; {reasons}"
-    if _drifts(drift, thresholds) and not any(gate != 1.0 for gate in served.gates):
-        return Health.FAILED, f"{start}; no block is flagged of {measured}: a skip would not help"
-    best = max((s for s in blocks if s.skip_gain is not None), key=lambda s: s.skip_gain or 0.0, default=None)
-    if best is None or best.skip_gain is None:
-        return Health.UNKNOWN, f"{start}; no block can be judged: {measured} measured at alphas {served.alphas}"
-    if best.skip_gain_t is None and best.skip_gain >= thresholds.min_gain_nats:
-        return Health.UNKNOWN, (
-            f"{start}; block {best.block} looks harmful ({best.skip_gain:+.3f} nats), but fewer than {MIN_SEQUENCES} "
-            "sequences prove nothing"
-        )
-    sentence = (
-        f"{start}; no block is flagged of {measured}; strongest by skip gain is block {best.block} "
-        f"({best.skip_gain:+.3f} nats, t {_number(best.skip_gain_t)}, z {_number(best.skip_gain_z)})"
-    )
-    return (Health.DEGRADED if gated else Health.OK), sentence
-
-
-def _notes(
-    blocks: list[BlockScore],
-    shadows: list[BlockScore],
-    shown: AlphaScanReading,
-    thresholds: Thresholds,
-    drift: tuple[float, float | None] | None,
-    profile: Profile | None,
-) -> list[str]:
-    """What else the sentence says: the published score, shadows, and which claims rest on a clean profile."""
-    notes = []
-    best = max((s for s in blocks if s.bss is not None), key=lambda s: s.bss or 0.0, default=None)
-    if best is not None:
-        over = best.bss_z is not None and best.bss_z > thresholds.tau and not best.flagged
-        alone = f", over tau {thresholds.tau:g}, which alone is no alarm" if over else ""
-        notes.append(f"; by BSS block {best.block} ({best.bss:.3f} nats, z {_number(best.bss_z)}{alone})")
-    if shadows:
-        named = ", ".join(f"block {score.block} ({score.skip_gain:+.3f})" for score in shadows)
-        why = "by the same fault"
-        if not any(score.flagged for score in blocks):
-            why = "for want of the blocks that are out (only a z over tau is certain then): undo them and scan again"
-        notes.append(f"; also better without {named}, perhaps {why}")
-    if profile is None:
-        notes.append("; no clean profile was used")
-    elif drift is not None:
-        moved = max(
-            (s for s in blocks if s.bss_profile_z is not None), key=lambda s: s.bss_profile_z or 0.0, default=None
-        )
-        most = (
-            "" if moved is None else f", most changed by BSS is block {moved.block} (z {_number(moved.bss_profile_z)})"
-        )
-        notes.append(f"; against the clean profile the loss is {drift[0]:+.3f} nats (t {_number(drift[1])}){most}")
-    else:
-        notes.append("; the loss could not be compared with the clean profile")
-    return notes
-
-
-def _gated(gates: Sequence[float]) -> str:
-    """`serving without block 4; ` or nothing."""
-    skipped = [f"block {block}" for block, gate in enumerate(gates) if gate == 0.0]
-    scaled = [f"block {block} at alpha {gate:g}" for block, gate in enumerate(gates) if gate not in (0.0, 1.0)]
-    parts = [f"without {', '.join(skipped)}"] * bool(skipped) + [f"with {', '.join(scaled)}"] * bool(scaled)
-    return f"serving {' and '.join(parts)}; " if parts else ""
-
-
-def _names(blocks: Sequence[int]) -> str:
-    return ", ".join(f"block {block}" for block in blocks)
-
-
-def _number(value: float | None) -> str:
-    """Too few blocks have no z, too few sequences no t."""
-    return "unknown" if value is None else f"{value:.1f}"

@@ -21,7 +21,8 @@ explode are named all at once, and the model is measured without them however ma
 from collections.abc import Sequence
 from enum import StrEnum
 
-from .judgement import Thresholds, flagged_in
+from .finding import Thresholds
+from .judgement import flagged_in
 from .plan import FULL_GRID, AlphaScanPlan
 from .profile import Profile
 from .reading import AlphaScanReading, joined, rounds

@@ -5,7 +5,8 @@ from typing import ClassVar
 
 from ..monitor import ModelView, Monitor
 from . import measure as measuring
-from .judgement import AlphaScanFinding, Thresholds, judge
+from .finding import AlphaScanFinding, Thresholds
+from .judgement import judge
 from .plan import AlphaScanPlan
 from .profile import Profile
 from .reading import AlphaScanReading
