@@ -9,9 +9,7 @@ so that rules and thresholds can be compared without measuring again.  A run tha
 """
 
 import json
-import math
 import random
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,14 +17,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import checkpoints
 import detection_cases as cases
 import torch
 import typer
 from detection_cases import Case
-from detection_judge import PROVENANCE
+from detection_judge import clean_profile
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from scan_cost import naive_scan, read_questions
+from scan_cost import read_questions
+from scan_strategies import naive_reading, naive_scan
 from transformers.utils.logging import disable_progress_bar
 
 from flipwatch.monitors.alpha_scan import (
@@ -37,7 +37,6 @@ from flipwatch.monitors.alpha_scan import (
     AlphaScanReading,
     Profile,
     Strategy,
-    make_profile,
 )
 from flipwatch.monitors.alpha_scan.rounds import GROUP
 from flipwatch.monitors.alpha_scan.scores import mean
@@ -47,8 +46,6 @@ from flipwatch.monitors.validation import ValidationItem, load_items
 from flipwatch.probe.local import LocalView, make_plan, run_measurement, run_scan
 
 app = typer.Typer(help=__doc__, add_completion=False, pretty_exceptions_enable=False)
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 SKIPPABLE_NATS = 0.5
 """A block is skippable when leaving it out of the healthy model costs at most so much."""
@@ -110,7 +107,7 @@ class Bench:
         work.mkdir(parents=True, exist_ok=True)
         lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
         self.done: dict[str, dict[str, Any]] = {record["name"]: record for record in map(json.loads, lines)}
-        self.view = LocalView.load(folder, DTYPES[dtype])
+        self.view = LocalView.load(folder, checkpoints.DTYPES[dtype])
         self.texts = texts
         self.first = self.plan(texts[: size.sequences], list(QUICK_GRID))
         self.order = self.plan(texts[: size.most_sequences], list(QUICK_GRID))
@@ -174,10 +171,7 @@ class Bench:
 
     def profile(self, plan: AlphaScanPlan) -> Profile | None:
         """The clean profile, for scans of its own texts only."""
-        if plan.tokens != self.first.tokens:
-            return None
-        reading = AlphaScanReading.model_validate(self.done["healthy/order"]["readings"][0])
-        return make_profile(reading, PROVENANCE, 0.0)
+        return clean_profile(self.done) if plan.tokens == self.first.tokens else None
 
     # Faults
 
@@ -247,8 +241,7 @@ class Bench:
                     fastest = time.perf_counter() - started
                 self.keep(
                     name,
-                    base=_finite(losses[None, 1.0]),
-                    nats=[[_finite(losses[b, a]) for a in FULL_GRID] for b in range(self.view.num_blocks)],
+                    naive=naive_reading(self.view, full, losses, passes).model_dump(mode="json"),
                     naive_seconds=slow,
                     quick_seconds=fast,
                     naive_passes=passes,
@@ -277,10 +270,6 @@ def damaged(view: LocalView, case: Case) -> Iterator[None]:
                 back()
 
 
-def _finite(losses: list[float]) -> list[float | None]:
-    return [loss if math.isfinite(loss) else None for loss in losses]
-
-
 def damage_class(healthy: float | None, loss: float | None) -> int:
     """0: below 0.1 nats, 1: 0.1 to 0.5, 2: above, or a loss that is not finite."""
     if loss is None or healthy is None:
@@ -302,11 +291,7 @@ def measure(
     threads: Annotated[int, typer.Option(min=1)] = 1,
 ) -> None:
     """Measure what is not measured yet."""
-    if not (model / "config.json").is_file():
-        print(f"detection: no checkpoint in {model}; name one with --model", file=sys.stderr)
-        raise typer.Exit(2)
-    if dtype not in DTYPES:
-        raise typer.BadParameter("--dtype is bfloat16 or float32")
+    checkpoints.require("detection", model, dtype)
     torch.set_num_threads(threads)
     disable_progress_bar()
     size = SIZES["small" if small else "full"]

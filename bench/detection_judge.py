@@ -3,7 +3,7 @@
 import json
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,11 +144,6 @@ class Results:
         record = self.records.get(name)
         return None if record is None else AlphaScanReading.model_validate(record["readings"][0])
 
-    def profile(self) -> Profile | None:
-        """Of the healthy model, on the texts of the faults' scans."""
-        reading = self.reading("healthy/order")
-        return None if reading is None else make_profile(reading, PROVENANCE, 0.0)
-
     def skip_costs(self) -> list[float]:
         """Per block, what leaving it out of the healthy model costs, in nats."""
         reading = self.reading("healthy/order")
@@ -158,7 +153,7 @@ class Results:
 
     def verdicts(self, prefix: str) -> Iterator[Verdict]:
         """All scanned cases of one sort."""
-        profile = self.profile()
+        profile = clean_profile(self.records)
         for name, record in self.records.items():
             if not name.startswith(prefix) or "readings" not in record:
                 continue
@@ -202,12 +197,20 @@ class Results:
 
     def again(self) -> AlphaScanFinding | None:
         """The healthy model in batches of another size, against its profile."""
-        reading, profile = self.reading("healthy/again"), self.profile()
+        reading, profile = self.reading("healthy/again"), clean_profile(self.records)
         return None if reading is None or profile is None else self.scan.judge([reading], profile)
 
     def plan(self) -> AlphaScanPlan:
         """The order of the faults' scans."""
         return AlphaScanPlan.model_validate(self.header["order"])
+
+
+def clean_profile(records: Mapping[str, dict[str, Any]]) -> Profile | None:
+    """Of the healthy model, on the texts that the scans of faults begin with; None before it was measured."""
+    record = records.get("healthy/order")
+    if record is None:
+        return None
+    return make_profile(AlphaScanReading.model_validate(record["readings"][0]), _PROVENANCE, 0.0)
 
 
 def _subset(rows: list[tuple[AlphaScanReading, int]]) -> AlphaScanReading:
@@ -226,7 +229,7 @@ def _subset(rows: list[tuple[AlphaScanReading, int]]) -> AlphaScanReading:
     )
 
 
-PROVENANCE = Provenance(
+_PROVENANCE = Provenance(
     model="benchmark",
     model_digest="",
     architecture="",

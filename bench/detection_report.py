@@ -12,7 +12,7 @@ from detection import SKIPPABLE_NATS
 from detection_judge import SCORES, Results, Score, Verdict
 from detection_tables import Chapter, by_kind, by_position, by_score, cheaper, drifts, share, table
 
-from flipwatch.monitors.alpha_scan import FULL_GRID, AlphaScanReading
+from flipwatch.monitors.alpha_scan import AlphaScanReading
 from flipwatch.monitors.finding import Action
 
 
@@ -60,7 +60,7 @@ def _model(results: Results, docs: Path, stem: str) -> Chapter:
         chapter += lines
         figures["positions"], lines = by_position(singles, skippable, header["blocks"])
         chapter += lines
-        figures["cheaper"], lines = cheaper(singles)
+        figures["cheaper"], lines = cheaper(singles, results.plan())
         chapter += lines
         detection_plots.roc(docs / f"{stem}-roc.png", singles, healthy, results.title)
         detection_plots.gains(docs / f"{stem}-gains.png", singles, skippable, results.title)
@@ -203,11 +203,8 @@ def _naive(results: Results, naive: dict[str, Any]) -> Chapter:
     ratios: dict[str, list[float]] = {"quick": [], "skip": []}
     for name, record in naive.items():
         case = name.removeprefix("naive/")
-        quick = AlphaScanReading.model_validate(results.records[case]["readings"][0])
-        slow = AlphaScanReading.model_validate(
-            quick.model_dump() | {"alphas": list(FULL_GRID), "nats": record["nats"], "base_nats": record["base"]}
-        )
-        skip = AlphaScanReading.model_validate(record["skip"])
+        quick = results.records[case]["readings"][0]
+        slow, quick, skip = map(AlphaScanReading.model_validate, (record["naive"], quick, record["skip"]))
         flagged = [list(results.scan.judge([reading]).flagged) for reading in (slow, quick, skip)]
         for scan, values in ratios.items():
             values.append(record["naive_seconds"] / record[f"{scan}_seconds"])

@@ -8,7 +8,7 @@ from typing import Any
 from detection import BUCKETS, damage_class
 from detection_judge import SCORES, Results, Verdict
 
-from flipwatch.monitors.alpha_scan import AlphaScan, AlphaScanReading
+from flipwatch.monitors.alpha_scan import AlphaScan, AlphaScanPlan, AlphaScanReading, Strategy
 from flipwatch.monitors.alpha_scan.rounds import GROUP
 
 CLASSES = (f"below {BUCKETS[0]} nats", f"{BUCKETS[0]} to {BUCKETS[1]}", f"{BUCKETS[1]} and more")
@@ -121,25 +121,25 @@ def by_position(singles: list[Verdict], skippable: list[int], blocks: int) -> Ch
     return figures, lines
 
 
-def cheaper(singles: list[Verdict]) -> Chapter:
-    """Would the cheaper strategies have flagged the same block?"""
-    plain = [v for v in singles if v.complete and v.loss is not None]
-    if not plain:
+def cheaper(singles: list[Verdict], order: AlphaScanPlan) -> Chapter:
+    """Would the cheaper strategies have flagged the same block?  Only faults that the first round flags can say."""
+    firsts = [(v, AlphaScan().judge(v.readings[:1]).flagged) for v in singles if v.complete and v.loss is not None]
+    if not firsts:
         return {}, []
-    grouped = [v for v in plain if v.groups is not None]
-    same_groups = sum(_grouped_flag(v) == v.finding.flagged[:1] for v in grouped)
-    flagged = [v for v in grouped if _first_flag(v)]
-    kept_groups = sum(_grouped_flag(v) == _first_flag(v) for v in flagged)
-    slopes = [v for v in plain if _first_flag(v)]
-    kept_slopes = sum(_first_flag(v)[0] in _steepest(v) for v in slopes)
+    grouped = [(_grouped_flag(v.readings[0], v.groups, order), blocks) for v, blocks in firsts if v.groups is not None]
+    of_flagged = [pair for pair in grouped if pair[1]]
+    flagged = [(v, blocks) for v, blocks in firsts if blocks]
     figures = {
-        "grouped": {"cases": len(flagged), "same": kept_groups, "all": len(grouped), "same_all": same_groups},
-        "slopes": {"cases": len(slopes), "same": kept_slopes},
+        "grouped": {
+            "cases": len(of_flagged),
+            "same": sum(mine == blocks for mine, blocks in of_flagged),
+            "all": len(grouped),
+            "same_all": sum(mine == blocks for mine, blocks in grouped),
+        },
+        "slopes": {"cases": len(flagged), "same": sum(blocks[0] in _steepest(v) for v, blocks in flagged)},
     }
-    rows = [
-        [f"groups of {GROUP} first", share(kept_groups, len(flagged))],
-        ["a quarter of the blocks, by slope, first", share(kept_slopes, len(slopes))],
-    ]
+    titles = {"grouped": f"groups of {GROUP} first", "slopes": "a quarter of the blocks, by slope, first"}
+    rows = [[titles[name], share(figure["same"], figure["cases"])] for name, figure in figures.items()]
     lines = [
         "### Cheaper scans, among faults that the quick scan flags\n",
         table(["Strategy", "same block flagged"], rows),
@@ -147,24 +147,11 @@ def cheaper(singles: list[Verdict]) -> Chapter:
     return figures, lines
 
 
-def _first_flag(verdict: Verdict) -> tuple[int, ...]:
-    """What the first round flags."""
-    scan = AlphaScan()
-    return scan.judge(verdict.readings[:1]).flagged
-
-
-def _grouped_flag(verdict: Verdict) -> tuple[int, ...]:
+def _grouped_flag(served: AlphaScanReading, groups: AlphaScanReading, order: AlphaScanPlan) -> tuple[int, ...]:
     """What the strategy `grouped` flags: its second stage measures losses that the plain scan has measured too."""
-    if verdict.groups is None:
-        return ()
-    scan = AlphaScan()
-    gains = {}
-    for start in range(0, len(verdict.groups.nats), GROUP):
-        score = scan.judge([verdict.groups.model_copy(update={"group": 1})]).blocks[start]
-        gains[start] = score.skip_gain if score.skip_gain is not None else float("-inf")
-    best = sorted(gains, key=lambda start: -gains[start])[:2]
-    inside = {block for start in best for block in range(start, start + GROUP)}
-    served: AlphaScanReading = verdict.readings[0]
+    scan = AlphaScan(strategy=Strategy.GROUPED)
+    second = scan.next_plan(order, [groups])
+    inside = range(len(served.nats)) if second is None or second.blocks is None else second.blocks
     part = served.model_copy(update={"nats": [rows if b in inside else [] for b, rows in enumerate(served.nats)]})
     return scan.judge([part]).flagged
 

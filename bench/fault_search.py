@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import checkpoints
 import torch
 import typer
 from flip_candidates import Flip, candidates
@@ -29,11 +30,6 @@ from transformers.utils.logging import disable_progress_bar
 from flipwatch.monitors.faults import FaultKind, FaultSpec, inject
 from flipwatch.monitors.validation import load_items
 from flipwatch.probe.local import LocalView, make_plan
-
-MODEL = Path(__file__).resolve().parents[1] / ".venv" / "model"
-"""Link that `make setup` leaves."""
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 _MUTATION = 0.3
 
@@ -236,7 +232,7 @@ class _Fitness:
 
 
 def main(
-    model: Annotated[Path, typer.Option(help="Checkpoint folder.")] = MODEL,
+    model: Annotated[Path, typer.Option(help="Checkpoint folder.")] = checkpoints.MODEL,
     block: Annotated[int | None, typer.Option(help="Search this block.")] = None,
     tensor: Annotated[str | None, typer.Option(help="Search this parameter, e.g. model.norm.weight.")] = None,
     flips: Annotated[int, typer.Option(min=1, help="Bits to flip.")] = 3,
@@ -251,14 +247,10 @@ def main(
     """Print the bits that hurt most as JSON; the figures go to stderr."""
     from flipwatch.monitors.alpha_scan import padded
 
-    if not (model / "config.json").is_file():
-        print(f"fault_search: no checkpoint in {model}; name one with --model or run `make setup`", file=sys.stderr)
-        raise typer.Exit(2)
-    if dtype not in DTYPES:
-        raise typer.BadParameter("--dtype is float32 or bfloat16")
+    checkpoints.require("fault_search", model, dtype)
     plan = make_plan(model, load_items()[:items], [], max_tokens=tokens)
     disable_progress_bar()
-    view = LocalView.load(model, DTYPES[dtype])
+    view = LocalView.load(model, checkpoints.DTYPES[dtype])
     try:
         found = search(
             view,

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import checkpoints
 import torch
 import typer
 from rich.console import Console
@@ -30,11 +31,7 @@ from flipwatch.monitors.faults import FaultKind, FaultSpec, inject
 from flipwatch.monitors.validation import ValidationItem, load_items
 from flipwatch.probe.local import LocalView, make_plan
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 T = TypeVar("T")
-
-MODEL = Path(__file__).resolve().parents[1] / ".venv" / "model"
-"""Link that `make setup` leaves."""
 
 Times = tuple[float, float]
 """Wall seconds, and CPU seconds of this process, which other programs disturb less."""
@@ -165,7 +162,7 @@ def _blocks(flagged: list[int]) -> str:
 
 
 def main(
-    model: Annotated[Path, typer.Option(help="Checkpoint folder.")] = MODEL,
+    model: Annotated[Path, typer.Option(help="Checkpoint folder.")] = checkpoints.MODEL,
     data: Annotated[Path | None, typer.Option(help="JSONL of multiple-choice questions instead of our set.")] = None,
     items: Annotated[int, typer.Option(min=1, help="Texts; below 8 nothing can be flagged.")] = 12,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens per text, at most.")] = 8,
@@ -176,15 +173,11 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
 ) -> None:
     """Time the naive alpha-scan and the monitor's strategies on one model."""
-    if not (model / "config.json").is_file():
-        print(f"scan_cost: no checkpoint in {model}; name one with --model or run `make setup`", file=sys.stderr)
-        raise typer.Exit(2)
-    if dtype not in DTYPES:
-        raise typer.BadParameter("--dtype is float32 or bfloat16")
+    checkpoints.require("scan_cost", model, dtype)
     texts = (read_questions(data) if data else load_items())[:items]
     order = make_plan(model, texts, list(FULL_GRID), max_tokens=tokens, answers_only=answers)
     disable_progress_bar()
-    view = LocalView.load(model, DTYPES[dtype])
+    view = LocalView.load(model, checkpoints.DTYPES[dtype])
     if damage is not None:
         damage_block(view, damage)
 
@@ -200,7 +193,7 @@ def main(
         "damaged_block": damage,
         "sequences": len(order.tokens),
         "tokens": order.pass_tokens,
-        "scored_tokens": sum(len(row) - first for row, first in zip(order.tokens, order.scored_from, strict=True)),
+        "scored_tokens": sum(order.scored_tokens),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "machine": platform.machine(),

@@ -84,7 +84,7 @@ def naive_reading(view: LocalView, plan: AlphaScanPlan, losses: Losses, passes: 
     return AlphaScanReading(
         alphas=plan.alphas,
         gates=view.gates,
-        scored_tokens=[len(row) - first for row, first in zip(plan.tokens, plan.scored_from, strict=True)],
+        scored_tokens=plan.scored_tokens,
         pass_tokens=plan.pass_tokens,
         base_nats=finite(losses[None, 1.0]),
         nats=[[finite(losses[block, alpha]) for alpha in plan.alphas] for block in range(view.num_blocks)],
@@ -127,8 +127,7 @@ def _monitored(strategy: Strategy, grid: Sequence[float]) -> Way:
 
 def _steepest_first(view: LocalView, order: AlphaScanPlan, ticks: Ticks) -> Outcome:
     """Slopes of all blocks from one backward pass, then alpha 0 for the quarter with the largest ones."""
-    scored = [len(row) - first for row, first in zip(order.tokens, order.scored_from, strict=True)]
-    steepness = [abs(mean(row, scored) or 0.0) for row in slopes(view, order)]
+    steepness = [abs(mean(row, order.scored_tokens) or 0.0) for row in slopes(view, order)]
     ranked = sorted(range(view.num_blocks), key=lambda block: -steepness[block])
     blocks = sorted(ranked[: max(1, view.num_blocks // 4)])
     outcome = _outcome(view, AlphaScan(max_faults=1), _changed(order, alphas=[0.0], blocks=blocks), ticks)
