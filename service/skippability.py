@@ -39,7 +39,7 @@ def predicted(finding: AlphaScanFinding, blocks: Sequence[int], alpha: float) ->
     if finding.left_out:
         return None
     base = finding.base_loss_nats
-    curves = {score.block: dict(score.curve) for score in finding.blocks}
+    curves = {score.block: dict(score.curve) for score in finding.blocks if score.block in blocks}
     single = [_on(curves.get(block, {}), base, alpha) for block in blocks]
     known = [prediction for prediction in single if prediction is not None]
     if len(known) < len(blocks):

@@ -97,9 +97,10 @@ def blocks(sidecar: Sidecar) -> list[BlockView]:
 
 
 def _scores(finding: AlphaScanFinding) -> dict[int, dict[str, Any]]:
-    """What the finding knows of each block, as the API shows it."""
+    """What the finding knows of each block, as far as the API shows it: a score more is no error of the route."""
+    shown = set(BlockView.model_fields)
     return {
-        score.block: score.model_dump() | {"loss_without_nats": loss_without(finding, score.block)}
+        score.block: score.model_dump(include=shown) | {"loss_without_nats": loss_without(finding, score.block)}
         for score in finding.blocks
     }
 
