@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from .byte_tokenizer import byte_tokenizer
 
 BENCH = Path(__file__).resolve().parents[1] / "bench"
 
@@ -30,11 +31,7 @@ def detection() -> Iterator[ModuleType]:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four blocks, random weights, a token for each byte."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE(vocab={letter: n for n, letter in enumerate(alphabet)}, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made)
+    tokenizer = byte_tokenizer()
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(tokenizer),

@@ -13,25 +13,17 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from safetensors import safe_open
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 from flipwatch.service.cli import main
 from flipwatch.service.cli.checkpoint import examine, free_bytes
 from flipwatch.service.cli.offline import _QUIET
 
+from ..byte_tokenizer import byte_tokenizer
+
 LAYERS = 4
 SHARDS = "model-0000{}-of-00003.safetensors"
-
-
-def _tokenizer() -> PreTrainedTokenizerFast:
-    """One token for each byte."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE(vocab={letter: n for n, letter in enumerate(alphabet)}, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=made)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +44,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.nn.init.normal_(model.get_input_embeddings().weight)
     folder = tmp_path_factory.mktemp("checkpoint")
     model.save_pretrained(folder, max_shard_size="45KB")
-    _tokenizer().save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
     assert len(list(folder.glob("*.safetensors"))) == 3
     return folder
 
