@@ -16,8 +16,6 @@ from transformers import (
     Gemma2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedModel,
 )
 
@@ -25,22 +23,7 @@ from flipwatch.monitors.alpha_scan import QUICK_GRID, AlphaScan, AlphaScanPlan
 from flipwatch.monitors.monitor import ModelView
 from flipwatch.probe.local import LocalView, run_measurement, run_scan
 
-VOCAB, LAYERS = 61, 5
-
-
-def llama() -> PreTrainedModel:
-    """Rotary positions, grouped queries, the stream returned alone."""
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCAB,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            initializer_range=0.3,
-        )
-    )
+from .small_llama import LAYERS, VOCAB, llama, ragged
 
 
 def gpt2() -> PreTrainedModel:
@@ -158,7 +141,7 @@ def test_skip_masks_nan() -> None:
 
 def plan() -> AlphaScanPlan:
     """Three sequences of different lengths, in more than one chunk."""
-    rows = [torch.randint(VOCAB, (n,)).tolist() for n in (5, 9, 7)]
+    rows = ragged()
     return AlphaScanPlan(alphas=list(QUICK_GRID), tokens=rows, scored_from=[1, 4, 1], tokens_per_step=60)
 
 

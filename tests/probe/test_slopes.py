@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from flipwatch.monitors.alpha_scan import AlphaScan, AlphaScanPlan
 from flipwatch.probe.local import LocalView, run_measurement
 from flipwatch.probe.slopes import slopes
 
-VOCAB, LAYERS = 61, 5
+from .small_llama import LAYERS, llama, ragged
+
 D = 0.01
 
 
@@ -16,23 +16,13 @@ D = 0.01
 def view() -> LocalView:
     """A tiny random model with grouped queries."""
     torch.manual_seed(11)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        initializer_range=0.3,
-    )
-    return LocalView(LlamaForCausalLM(config))
+    return LocalView(llama())
 
 
 def plan(left_out: tuple[int, ...] = ()) -> AlphaScanPlan:
     """Three sequences of different lengths, in more than one chunk, at two alphas around 1."""
-    rows = [torch.randint(VOCAB, (n,)).tolist() for n in (5, 9, 7)]
     return AlphaScanPlan(
-        alphas=[1 - D, 1 + D], tokens=rows, scored_from=[1, 4, 1], tokens_per_step=16, left_out=list(left_out)
+        alphas=[1 - D, 1 + D], tokens=ragged(), scored_from=[1, 4, 1], tokens_per_step=16, left_out=list(left_out)
     )
 
 
