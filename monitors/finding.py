@@ -20,6 +20,7 @@ class Action(StrEnum):
     NONE = "none"
     INVESTIGATE = "investigate"
     SKIP = "skip"
+    REPAIR = "repair"
     DRAIN = "drain"
 
 
