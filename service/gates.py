@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from ..monitors.wire import Gate, ModelFacts
-from .records import IN_FLIGHT, MitigationRecord, MitigationState
+from .records import IN_FLIGHT, MitigationAction, MitigationRecord, MitigationState
 
 
 def names(blocks: Sequence[int]) -> str:
@@ -35,6 +35,11 @@ def differing(left: Sequence[float], right: Sequence[float]) -> list[int]:
 
 def interruption(record: MitigationRecord, gates: Sequence[float]) -> str | None:
     """Why an open record that nobody carries on is no longer what it says, one sentence; None when it is."""
+    if record.action is MitigationAction.REPAIR:
+        # What it has done is not seen at the gates, only by another look at the weights.
+        if record.state not in IN_FLIGHT:
+            return None
+        return f"This broke off while it was {record.state.value}, and what it has put right is not known: finish it."
     live = readback(gates, record.blocks)
     if record.state in IN_FLIGHT:
         return f"This broke off while it was {record.state.value}; {live} now: finish or undo."
@@ -45,7 +50,7 @@ def interruption(record: MitigationRecord, gates: Sequence[float]) -> str | None
 
 def unrecorded(facts: ModelFacts, open_records: Iterable[MitigationRecord]) -> list[Gate]:
     """Live gates that are not 1 and belong to no open record."""
-    held = {block for record in open_records if record.boot_id == facts.boot_id for block in record.blocks}
+    held = {block for record in open_records if record.boot_id == facts.boot_id for block in record.held}
     return [
         Gate(block=block, alpha=alpha) for block, alpha in enumerate(facts.gates) if alpha != 1.0 and block not in held
     ]

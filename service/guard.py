@@ -8,6 +8,8 @@ MitigationError             one sentence that says what was refused and why
         MitigationBusy      another one is on its way
         AlreadyMitigated    an open record holds the block
         WrongState          this record is not in a state for that
+        WeightsUnknown      the weights could not be looked at, so nobody can say what to repair
+        NothingToRepair     no chunk of the weights has changed
         HarmfulOrder        the last scan says that it makes the loss worse
     MitigationForbidden     the operator's settings say no
         ModeForbids         the mode is `observe`
@@ -67,6 +69,14 @@ class HarmfulOrder(MitigationConflict):
     """The last scan says that the loss would rise; an order that says `force` is done all the same."""
 
 
+class WeightsUnknown(MitigationConflict):
+    """The weights could not be looked at, so nobody can say what to repair."""
+
+
+class NothingToRepair(MitigationConflict):
+    """No chunk of the weights has changed."""
+
+
 class MitigationForbidden(MitigationError):
     """The operator's settings say no."""
 
@@ -115,6 +125,11 @@ def check_model(facts: ModelFacts, blocks: Iterable[int]) -> None:
         raise GatesUnusable(
             f"The gates were not seen to act (self-test {facts.self_test.state.value}): {facts.self_test.reason}"
         )
+    check_blocks(facts, blocks)
+
+
+def check_blocks(facts: ModelFacts, blocks: Iterable[int]) -> None:
+    """Raise `UnknownBlock`."""
     for block in blocks:
         if not 0 <= block < facts.num_blocks:
             raise UnknownBlock(f"There is no block {block}: the model has blocks 0 to {facts.num_blocks - 1}.")
@@ -126,7 +141,7 @@ def check_not_held(blocks: Iterable[int], boot_id: str, open_records: Iterable[M
     A gate that is not 1 and belongs to no record is no obstacle: asking for it is how to take it over.
     """
     for record in open_records:
-        both = sorted(set(record.blocks) & set(blocks))
+        both = sorted(set(record.held) & set(blocks))
         if both and record.boot_id == boot_id:
             help_ = "undo" if record.state is MitigationState.ACTIVE else "finish or undo"
             raise AlreadyMitigated(f"Mitigation {record.id} ({record.state.value}) holds block {both[0]}: {help_} it.")

@@ -1,4 +1,4 @@
-"""Changes of the served model: skip or attenuate blocks, prove it by the loss, undo it.
+"""Changes of the served model: skip or attenuate blocks, prove it by the loss, undo it; repair their weights.
 
 One at a time.  Each step is stored before it is done, so that a sidecar that was killed in between finds at its next
 look at vLLM what may have happened, compares it with the live gates, and says so (`recover`).  Refusals are the tree in
@@ -7,42 +7,40 @@ ones end in the record.
 
     pending -> (loss before) -> applying -> (gates written, read back) -> verifying -> (loss after) -> active
     active  -> reverting -> (gates written, read back, loss) -> reverted
+
+A repair goes its own way, told in `repair_steps.py`.
 """
 
-import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
-from uuid import uuid4
 
 import structlog
 
-from ..monitors.finding import Action, Finding
-from ..monitors.wire import Gate, ModelFacts
+from ..monitors.fingerprint.facts import ChunkRepair, Method
+from ..monitors.wire import ModelFacts
+from .gate_orders import GateOrders
 from .gates import differing, interruption, names, readback, with_gates
 from .guard import (
-    HarmfulOrder,
-    MitigationBusy,
     MitigationError,
     ModeForbids,
     UnknownMitigation,
     WrongState,
-    check_actions_in_window,
     check_blocks_at_once,
     check_mode,
     check_model,
-    check_not_held,
-    check_order,
-    harm,
 )
 from .live import MonitorState
-from .mitigation_steps import ITSELF, GateKeeper, Steps
+from .mitigation_steps import ITSELF, Steps
 from .probe import ProbeError
 from .records import IN_FLIGHT, Event, MitigationAction, MitigationRecord, MitigationState, Mode
+from .repair_orders import RepairOrders, blocks_to_skip
+from .repair_steps import Mender, RepairSteps, Sweep
+from .repair_words import outcome
 from .settings import MitigationSettings
 from .store import Store, StoreError
+from .turn import Turn
 
 # Nobody carries these on, once it is sure that no mitigation is on its way: the sidecar, or its store, failed them.
 _BROKEN_OFF = IN_FLIGHT | {MitigationState.INTERRUPTED}
@@ -58,15 +56,17 @@ class Mitigator:
     `measure_seconds`: help without proof beats no help, and the record says so.  An automatic mitigation that makes the
     loss worse by more than `worse_nats` is undone at once; one that a person asked for is kept, with a warning.  Either
     is refused beforehand where the last scan says so: `scanned` tells what was found in the vLLM process of a boot id.
+    `sweep` compares the weights with their baseline, for repairs; see `RepairSteps`.
     """
 
     def __init__(
         self,
-        probe: GateKeeper,
+        probe: Mender,
         store: Store,
         settings: MitigationSettings,
         measure: Callable[[], Awaitable[float | None]],
         scanned: Callable[[str], MonitorState | None],
+        sweep: Sweep,
         *,
         now: Callable[[], float] = time.time,
         measure_seconds: float = 120.0,
@@ -75,23 +75,27 @@ class Mitigator:
         self._probe = probe
         self._store = store
         self._settings = settings
-        self._scanned = scanned
-        self._worse_nats = worse_nats
         self._now = now
         self._steps = Steps(probe, store, measure, now=now, measure_seconds=measure_seconds, worse_nats=worse_nats)
-        self._checking = False
-        self._task: asyncio.Task[None] | None = None
-        self._tried: set[int] = set()
+        self._orders = GateOrders(probe, store, settings, scanned, now=now, worse_nats=worse_nats)
+        self._repair_steps = RepairSteps(probe, store, self._steps, sweep)
+        self._repairs = RepairOrders(probe, store, settings, self._repair_steps, now=now)
+        self._turn = Turn()
 
     @property
     def done(self) -> Counter[MitigationAction]:
-        """Mitigations that became active since the start of this process."""
+        """Mitigations that became active, and repairs that were verified, since the start of this process."""
         return self._steps.done
 
     @property
     def failed(self) -> Counter[MitigationAction]:
         """Mitigations and undos that did not do what they should, or may not have, since the start of this process."""
         return self._steps.failed
+
+    @property
+    def repaired(self) -> Counter[Method]:
+        """Chunks that were put right since the start of this process, by where their bytes came from."""
+        return self._repair_steps.repaired
 
     # Orders: checked at once, carried out in the background
 
@@ -111,44 +115,31 @@ class Mitigator:
         `force` overrides what the last scan says, nothing else.  Raises `MitigationError` or `ProbeError`; nothing was
         changed then, and nothing recorded.
         """
-        check_order(action, blocks, alpha)
         check_mode(self._settings)
-        with self._claimed():
-            facts = await self._probe.facts()
-            check_model(facts, blocks)
-            check_not_held(blocks, facts.boot_id, self._store.open_mitigations())
-            check_blocks_at_once(self._settings, facts.gates, blocks)
-            check_actions_in_window(self._settings, self._store.mitigations(limit=1000), self._now())
-            worse = harm(self._scanned(facts.boot_id), facts.gates, blocks, alpha, self._worse_nats)
-            if worse is not None and not force:
-                raise HarmfulOrder(f"{worse}: not done without force.")
-            order, mode = f"set the gate of {names(blocks)} to {alpha:g}", Mode(self._settings.mode)
-            state, message = MitigationState.PENDING, f"Will {order} as soon as the loss before is measured."
-            if mode is Mode.DRY_RUN:
-                state, message = MitigationState.DRY_RUN, f"Dry run: would {order}; nothing was touched."
-            record = MitigationRecord(
-                id=uuid4().hex,
-                action=action,
-                blocks=tuple(blocks),
-                alpha=alpha,
-                reason=reason,
-                actor=actor,
-                automatic=automatic,
-                forced=worse is not None,
-                mode=mode,
-                state=state,
-                gates_before=tuple(Gate(block=block, alpha=facts.gates[block]) for block in blocks),
-                boot_id=facts.boot_id,
-                created_at=self._now(),
-                updated_at=self._now(),
-                message=message,
+        with self._turn.claimed():
+            record, gates = await self._orders.check(
+                action, blocks, alpha, reason=reason, actor=actor, automatic=automatic, force=force
             )
-            if worse is not None:
-                detail = {"id": record.id, "blocks": list(blocks), "alpha": alpha, "message": f"{worse}."}
-                self._store.add_event(Event(at=self._now(), actor=actor, what="mitigation forced", detail=detail))
-            record = self._steps.save(record, actor, state, message)
-            if state is MitigationState.PENDING:
-                self._start(record, self._steps.apply(record, facts.gates, MitigationState.FAILED, actor))
+            record = self._steps.save(record, actor, record.state, record.message)
+            if record.state is MitigationState.PENDING:
+                self._start(record, self._steps.apply(record, gates, MitigationState.FAILED, actor))
+            return record
+
+    async def repair(
+        self, blocks: Sequence[int] | None, *, reason: str, actor: str, automatic: bool = False
+    ) -> MitigationRecord:
+        """Look at the weights and start to put right what has changed in these blocks, or anywhere for None.
+
+        The record returned is `pending`, or `dry_run` and done.  A skip of a named block that is whole is ended.
+        Raises `MitigationError` or `ProbeError`; nothing was changed then, and nothing recorded.
+        """
+        check_mode(self._settings)
+        with self._turn.claimed():
+            record = await self._repairs.check(blocks, reason=reason, actor=actor, automatic=automatic)
+            record = self._steps.save(record, actor, record.state, record.message)
+            if record.state is MitigationState.PENDING:
+                work = self._repair_steps.apply(record, MitigationState.FAILED, actor)
+                self._start(record, self._with_skip(record, work))
             return record
 
     async def undo(self, mitigation_id: str, *, actor: str) -> MitigationRecord:
@@ -157,10 +148,15 @@ class Mitigator:
         A record that is reverted already is returned as it is.  Raises `UnknownMitigation`, `WrongState`,
         `MitigationBusy` or `ProbeError`.
         """
-        with self._claimed():
+        with self._turn.claimed():
             record = self._known(mitigation_id)
             if record.state is MitigationState.REVERTED:
                 return record
+            if record.action is MitigationAction.REPAIR:
+                raise WrongState(
+                    f"Mitigation {record.id} is a repair: it only puts the bytes of the baseline back, so there is "
+                    "nothing to undo."
+                )
             if record.state is not MitigationState.ACTIVE and record.state not in _BROKEN_OFF:
                 raise WrongState(f"Mitigation {record.id} is {record.state.value}: there is nothing to undo.")
             facts = await self._probe.facts()
@@ -181,7 +177,7 @@ class Mitigator:
             raise ModeForbids(
                 f"The mode is {self._settings.mode}: finishing a mitigation needs enforce, undo does not."
             )
-        with self._claimed():
+        with self._turn.claimed():
             record = self._known(mitigation_id)
             if record.state not in _BROKEN_OFF:
                 raise WrongState(
@@ -190,6 +186,11 @@ class Mitigator:
             facts = await self._probe.facts()
             if facts.boot_id != record.boot_id:
                 return self._steps.restarted(record, facts, actor)
+            if record.action is MitigationAction.REPAIR:
+                message = "Will look at the weights and go on."
+                record = self._steps.save(record, actor, MitigationState.PENDING, message)
+                self._start(record, self._with_skip(record, self._repair_steps.resume(record, actor)))
+                return record
             check_model(facts, record.blocks)
             check_blocks_at_once(self._settings, facts.gates, record.blocks)
             if not differing(facts.gates, with_gates(facts.gates, record.gates_wanted)):
@@ -201,30 +202,6 @@ class Mitigator:
                 record = self._steps.save(record, actor, MitigationState.PENDING, message)
                 self._start(record, self._steps.apply(record, facts.gates, MitigationState.INTERRUPTED, actor))
             return record
-
-    async def consider(self, finding: Finding, confirmed: Collection[int]) -> MitigationRecord | None:
-        """Act on a finding if the operator allows it; None when nothing was started.
-
-        `confirmed` are the blocks that an alert fires for (k of the last n findings).  A block is tried once for as
-        long as its alert fires.  A refusal is logged and written to the audit log, never raised.
-        """
-        self._tried &= set(confirmed)
-        blocks = sorted(({place.block for place in finding.places} & set(confirmed)) - self._tried)
-        allowed = self._settings.automatic and Mode(self._settings.mode) is not Mode.OBSERVE
-        if not allowed or finding.action is not Action.SKIP or not blocks:
-            return None
-        try:
-            record = await self.apply(
-                MitigationAction.SKIP, blocks, reason=finding.reason, actor=ITSELF, automatic=True
-            )
-        except (MitigationError, ProbeError, StoreError) as error:
-            detail = {"blocks": blocks, "message": str(error)}
-            _log.warning("automatic mitigation refused", **detail)
-            with suppress(StoreError):
-                self._store.add_event(Event(at=self._now(), actor=ITSELF, what="mitigation refused", detail=detail))
-            return None
-        self._tried |= set(blocks)
-        return record
 
     # At each look at vLLM
 
@@ -250,30 +227,15 @@ class Mitigator:
     @property
     def busy(self) -> bool:
         """Is a mitigation being checked or carried out?"""
-        return self._checking or (self._task is not None and not self._task.done())
+        return self._turn.taken
 
     async def settled(self) -> None:
         """Wait until the mitigation that is on its way has ended, if there is one."""
-        if self._task is not None:
-            await asyncio.wait({self._task})
+        await self._turn.over()
 
     async def close(self, grace: float = 10.0) -> None:
         """Give the mitigation that is on its way `grace` seconds, then leave it to `recover` of the next start."""
-        if self._task is not None:
-            _, late = await asyncio.wait({self._task}, timeout=grace)
-            if late:
-                self._task.cancel()
-                await asyncio.wait(late)
-
-    @contextmanager
-    def _claimed(self) -> Iterator[None]:
-        if self.busy:
-            raise MitigationBusy("Another mitigation is on its way: wait for it and try again.")
-        self._checking = True
-        try:
-            yield
-        finally:
-            self._checking = False
+        await self._turn.close(grace)
 
     def _known(self, mitigation_id: str) -> MitigationRecord:
         record = self._store.mitigation(mitigation_id)
@@ -281,18 +243,40 @@ class Mitigator:
             raise UnknownMitigation(f"There is no mitigation {mitigation_id}.")
         return record
 
-    def _start(self, record: MitigationRecord, work: Coroutine[Any, Any, None]) -> None:
-        self._task = asyncio.create_task(self._drive(record.id, work), name=f"mitigation {record.id}")
+    async def _with_skip(self, record: MitigationRecord, repair: Coroutine[Any, Any, Sequence[ChunkRepair]]) -> None:
+        """Repair, and leave out the blocks of what could not be repaired, if the operator wants that."""
+        unrepaired = await repair
+        blocks = blocks_to_skip(unrepaired, self._store.open_mitigations(), record.boot_id)
+        if not self._settings.skip_unrepaired or not blocks:
+            return
+        reason = f"Mitigation {record.id}: {outcome(unrepaired)}"
+        try:
+            skip, gates = await self._orders.check(
+                MitigationAction.SKIP, blocks, 0.0, reason=reason, actor=ITSELF, automatic=True, force=False
+            )
+        except (MitigationError, ProbeError) as error:
+            detail = {"blocks": blocks, "message": str(error)}
+            _log.warning("skip after a repair refused", **detail)
+            self._store.add_event(Event(at=self._now(), actor=ITSELF, what="mitigation refused", detail=detail))
+            return
+        skip = self._steps.save(skip, ITSELF, skip.state, skip.message)
+        await self._drive(skip.id, self._steps.apply(skip, gates, MitigationState.FAILED, ITSELF))
 
-    async def _drive(self, mitigation_id: str, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, record: MitigationRecord, work: Coroutine[Any, Any, object]) -> None:
+        self._turn.start(f"mitigation {record.id}", self._drive(record.id, work))
+
+    async def _drive(self, mitigation_id: str, work: Coroutine[Any, Any, object]) -> None:
         try:
             await work
         except Exception as error:
             # The one broad catch: a mistake of ours must not leave a record that looks as if it were still moving.
             _log.exception("mitigation broke off", id=mitigation_id)
-            message = f"Flipwatch itself failed ({type(error).__name__}: {error}): look at the gates, finish or undo."
             try:
-                self._steps.fail(self._known(mitigation_id), ITSELF, MitigationState.INTERRUPTED, message)
+                record = self._known(mitigation_id)
+                repair = record.action is MitigationAction.REPAIR
+                help_ = "finish it" if repair else "look at the gates, finish or undo"
+                message = f"Flipwatch itself failed ({type(error).__name__}: {error}): {help_}."
+                self._steps.fail(record, ITSELF, MitigationState.INTERRUPTED, message)
             except StoreError as full:
                 # The record looks as if it moved until the store works again: `recover`, undo and finish know that.
                 _log.error("mitigation's end not stored", id=mitigation_id, reason=str(full))

@@ -12,6 +12,7 @@ from ..monitors.wire import Gate, GateChange, GateReport, ModelFacts
 from .gates import differing, names, readback, with_gates
 from .probe import ProbeAway, ProbeError, ProbeNonsense
 from .records import Event, LossState, MitigationAction, MitigationRecord, MitigationState
+from .repair_words import told
 from .store import Store
 
 ITSELF = "flipwatch"
@@ -82,7 +83,7 @@ class Steps:
         """Measure, write the gates, verify.  `gates` are all live gates; `fallback` is the state if nothing changed."""
         before = Loss(record.loss_before, record.loss_before_state)
         if before.state is LossState.NOT_MEASURED:
-            before = await self._loss()
+            before = await self.loss()
         record = self.save(
             record,
             actor,
@@ -106,9 +107,9 @@ class Steps:
     async def verify(self, record: MitigationRecord, gates: Sequence[float], actor: str) -> None:
         """Measure the loss with the gates in place; an automatic mitigation that did not help is taken back."""
         before = Loss(record.loss_before, record.loss_before_state)
-        after = await self._loss()
+        after = await self.loss()
         change = f"loss {before} before, {after} after"
-        worse = self._is_worse(before, after)
+        worse = self.is_worse(before, after)
         # Also where the loss was not finite before: nobody asked for a skip that leaves the model broken.
         useless = worse or after.state is LossState.NOT_FINITE
         record = record.model_copy(update={"loss_after": after.nats, "loss_after_state": after.state})
@@ -126,8 +127,8 @@ class Steps:
 
     async def revert(
         self, record: MitigationRecord, gates: Sequence[float], fallback: MitigationState, why: str, actor: str
-    ) -> None:
-        """Set the blocks' gates to 1 and measure; `fallback` is the state if nothing changed.
+    ) -> Loss | None:
+        """Set the blocks' gates to 1 and measure; None when it went wrong.  `fallback` is the state if nothing changed.
 
         Before the mitigation they were 1 too, unless it took over gates that no record explained: then 1 is the only
         way back to the whole model.
@@ -135,8 +136,8 @@ class Steps:
         whole = tuple(Gate(block=block, alpha=1.0) for block in record.blocks)
         report = await self._write(record, gates, whole, fallback, actor)
         if report is None:
-            return
-        now = await self._loss()
+            return None
+        now = await self.loss()
         self.save(
             record,
             actor,
@@ -145,9 +146,13 @@ class Steps:
             f"{report.paused_seconds:.3f} s.",
             paused_seconds=report.paused_seconds,
         )
+        return now
 
     def restarted(self, record: MitigationRecord, facts: ModelFacts, actor: str) -> MitigationRecord:
-        """Close a record whose vLLM process is gone, and its gates with it."""
+        """Close a record whose vLLM process is gone, and its gates and bytes with it."""
+        if record.action is MitigationAction.REPAIR:
+            message = "vLLM was restarted; the new process has loaded its weights anew."
+            return self.save(record, actor, MitigationState.REVERTED, message)
         odd = [block for block, alpha in enumerate(facts.gates) if alpha != 1.0]
         gates = f"are all 1 but for {names(odd)}" if odd else "are all 1"
         return self.save(
@@ -160,11 +165,13 @@ class Steps:
         actor: str,
         state: MitigationState,
         message: str,
-        **changes: float | LossState | None,
+        **changes: object,
     ) -> MitigationRecord:
         """Store the next state with its line in the audit log, and log it."""
         record = record.model_copy(update={**changes, "state": state, "message": message, "updated_at": self._now()})
-        detail = {"id": record.id, "blocks": list(record.blocks), "alpha": record.alpha, "message": message}
+        repair = record.action is MitigationAction.REPAIR
+        what: dict[str, object] = {"chunks": told(record.repairs)} if repair else {"alpha": record.alpha}
+        detail = {"id": record.id, "blocks": list(record.blocks), **what, "message": message}
         event = Event(at=record.updated_at, actor=actor, what=f"mitigation {state.value}", detail=detail)
         self._store.save_mitigation(record, event)
         _log.info(event.what, actor=actor, **detail)
@@ -233,7 +240,8 @@ class Steps:
             f"The gates could not be written ({why}); {readback(facts.gates, record.blocks)} now{help_}.",
         )
 
-    async def _loss(self) -> Loss:
+    async def loss(self) -> Loss:
+        """The loss of the model as served now, or why there is no number."""
         try:
             async with asyncio.timeout(self._measure_seconds):
                 nats = await self._measure()
@@ -245,7 +253,8 @@ class Steps:
             return Loss(None, LossState.NOT_FINITE)
         return Loss(nats, LossState.FINITE)
 
-    def _is_worse(self, before: Loss, after: Loss) -> bool:
+    def is_worse(self, before: Loss, after: Loss) -> bool:
+        """Whether the loss has risen by more than `worse_nats`; False where it was no number before."""
         if before.nats is None:
             return False
         if after.nats is None:

@@ -1,7 +1,8 @@
 """Client of the probe inside vLLM: `monitors/wire.py` spoken over httpx.
 
 ProbeError                anything that went wrong with a request
-    ProbeAway             nobody answers, or vLLM runs without the probe
+    ProbeAway             nobody answers
+        ProbeAbsent       vLLM runs without the probe, or with one that does not know the route
     ProbeUnauthorised     the token is wrong
     ProbeRefused          the probe answered with a problem: `status` and its own detail
     ProbeNonsense         the answer is not what the contract says
@@ -12,6 +13,14 @@ from typing import TypeVar
 import httpx
 from pydantic import ValidationError
 
+from ..monitors.fingerprint.facts import (
+    CheckpointFacts,
+    FileDigest,
+    FileOrder,
+    IntegrityFacts,
+    RepairOrder,
+    RepairReport,
+)
 from ..monitors.wire import (
     PREFIX,
     Advance,
@@ -41,6 +50,10 @@ class ProbeError(Exception):
 
 class ProbeAway(ProbeError):
     """vLLM does not answer, or it runs without the probe."""
+
+
+class ProbeAbsent(ProbeAway):
+    """vLLM answers, and nothing of ours is at this route."""
 
 
 class ProbeUnauthorised(ProbeError):
@@ -81,6 +94,10 @@ class Probe(Connection):
         """Write gates between two engine steps; all or nothing."""
         return _parse(GateReport, await self._request("PUT", "/gates", change, patient=True))
 
+    async def repair(self, order: RepairOrder) -> RepairReport:
+        """Put the bytes of chunks right between two engine steps; only what its digest proves is written."""
+        return _parse(RepairReport, await self._request("POST", "/repairs", order, patient=True))
+
     async def order(self, order: MeasureOrder) -> Progress:
         """Prepare a measurement; nothing is computed yet."""
         return _parse(Progress, await self._request("POST", "/measurements", order, patient=True))
@@ -101,6 +118,19 @@ class Probe(Connection):
     async def heal(self, fault: str) -> None:
         """Undo a fault."""
         await self._request("DELETE", f"/faults/{fault}", patient=True)
+
+    async def integrity(self) -> IntegrityFacts:
+        """The baselines of the weights, rank by rank."""
+        return _parse(IntegrityFacts, await self._request("GET", "/integrity"))
+
+    async def checkpoint(self) -> CheckpointFacts:
+        """The files that the model was loaded from."""
+        return _parse(CheckpointFacts, await self._request("GET", "/checkpoint"))
+
+    async def file_digest(self, file: str) -> FileDigest:
+        """Read one of these files from the disk; takes as long as that takes."""
+        order = FileOrder(file=file)
+        return _parse(FileDigest, await self._request("POST", "/checkpoint/digests", order, patient=True))
 
     async def _request(
         self, method: str, path: str, body: Wire | None = None, *, patient: bool = False
@@ -123,7 +153,7 @@ class Probe(Connection):
         except ValidationError:
             # Not the probe's own words: vLLM without the plugin, or a proxy in between.
             if status == 404:
-                return ProbeAway(
+                return ProbeAbsent(
                     f"vLLM at {self.shown_url} has no Flipwatch probe: start it with VLLM_PLUGINS=flipwatch and "
                     "FLIPWATCH_PROBE_TOKEN."
                 )

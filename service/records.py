@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from ..monitors.finding import Health
+from ..monitors.fingerprint.facts import ChunkRepair
 from ..monitors.wire import Gate
 
 
@@ -75,10 +76,11 @@ class Mode(StrEnum):
 
 
 class MitigationAction(StrEnum):
-    """Leave the blocks out (alpha 0), or scale their contribution by alpha."""
+    """Leave the blocks out (alpha 0), scale their contribution by alpha, or put the bytes of their weights right."""
 
     SKIP = "skip"
     ATTENUATE = "attenuate"
+    REPAIR = "repair"
 
 
 class MitigationState(StrEnum):
@@ -86,13 +88,15 @@ class MitigationState(StrEnum):
 
     pending -> applying -> verifying -> active -> reverting -> reverted, with `failed` (the gates are as before, or the
     message says how they are), `dry_run` (nothing was touched) and `interrupted` (it broke off in between, or
-    somebody else changed the gates) beside the path.
+    somebody else changed the gates) beside the path.  A repair ends as `repaired` instead of `active`: nothing of it
+    is left to be undone.
     """
 
     PENDING = "pending"
     APPLYING = "applying"
     VERIFYING = "verifying"
     ACTIVE = "active"
+    REPAIRED = "repaired"
     FAILED = "failed"
     REVERTING = "reverting"
     REVERTED = "reverted"
@@ -125,8 +129,9 @@ class MitigationRecord(Record):
     id: str
     action: MitigationAction
     blocks: tuple[int, ...]
-    alpha: float
-    """What the blocks' gates are set to; 0 for a skip."""
+    """Of a repair: those that its chunks reach into, none where all of them lie outside the blocks."""
+    alpha: float | None
+    """What the blocks' gates are set to; 0 for a skip, None for a repair."""
     reason: str
     actor: str
     automatic: bool
@@ -142,9 +147,11 @@ class MitigationRecord(Record):
     gates_before: tuple[Gate, ...]
     """The touched blocks' gates before the change."""
     paused_seconds: float | None = None
-    """How long the engine stood still for the last write of the gates; None before the first."""
+    """How long the engine stood still for the last write; None before the first."""
+    repairs: tuple[ChunkRepair, ...] = ()
+    """The chunks of a repair: as they were found, then as the probe and a fresh look say."""
     boot_id: str
-    """The vLLM process whose gates were changed."""
+    """The vLLM process that was changed."""
     created_at: float
     updated_at: float
     message: str
@@ -152,8 +159,13 @@ class MitigationRecord(Record):
 
     @property
     def gates_wanted(self) -> tuple[Gate, ...]:
-        """The touched blocks' gates while this is in effect."""
-        return tuple(Gate(block=block, alpha=self.alpha) for block in self.blocks)
+        """The touched blocks' gates while this is in effect; none for a repair."""
+        return () if self.alpha is None else tuple(Gate(block=block, alpha=self.alpha) for block in self.blocks)
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """Blocks whose gates belong to this record while it is open; none for a repair."""
+        return () if self.alpha is None else self.blocks
 
 
 class Event(Record):

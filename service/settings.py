@@ -27,6 +27,7 @@ from pydantic_settings import (
 )
 
 from ..monitors.alpha_scan import Strategy, Thresholds
+from ..monitors.fingerprint.manifest import read_manifest
 from .connection import without_userinfo
 from .settings_loading import (
     CONFIG_VARIABLE,
@@ -108,6 +109,16 @@ class ScanSettings(Section):
         return grid
 
 
+class FingerprintSettings(Section):
+    """When the weights are swept, and what their checkpoint is held against."""
+
+    every_minutes: float | None = Field(default=5.0, gt=0, le=MOST_MINUTES)
+    manifest: UserPath | None = None
+    """SHA-256 of the checkpoint's files, as `sha256sum` prints them."""
+    check_checkpoint: bool = False
+    """Once after each start of vLLM: hold the files against the manifest, and memory against the files."""
+
+
 class ValidationSettings(Section):
     """Which texts a scan measures the loss on."""
 
@@ -148,6 +159,8 @@ class MitigationSettings(Section):
     max_actions: int = Field(default=4, ge=1, le=MOST)
     """Most actions within `window_minutes`; undoing is always allowed."""
     window_minutes: float = Field(default=60.0, gt=0, le=MOST_MINUTES)
+    skip_unrepaired: bool = False
+    """Leave out the blocks of what a repair could not put right."""
 
 
 class FaultSettings(Section):
@@ -187,6 +200,7 @@ class Settings(BaseSettings):
     """YAML or JSON list of `{name, token, scopes}`."""
     vllm: VllmSettings = VllmSettings()
     scan: ScanSettings = ScanSettings()
+    fingerprint: FingerprintSettings = FingerprintSettings()
     validation: ValidationSettings = ValidationSettings()
     alpha_scan: AlphaScanSettings = AlphaScanSettings()
     alerts: AlertSettings = AlertSettings()
@@ -242,6 +256,16 @@ class Settings(BaseSettings):
             raise ConfigurationError("Two API tokens have the same name: give each one a name of its own.")
         return tokens
 
+    def manifest(self) -> dict[str, str] | None:
+        """File name -> SHA-256, from `fingerprint.manifest`; `ConfigurationError` when the file is bad."""
+        path = self.fingerprint.manifest
+        if path is None:
+            return None
+        try:
+            return read_manifest(read("fingerprint.manifest", path))
+        except ValueError as error:
+            raise ConfigurationError(f"The file {path} (fingerprint.manifest) is wrong: {error}") from None
+
     def public(self) -> dict[str, Any]:
         """The settings as JSON without secrets, for /v1/info."""
         shown: dict[str, Any] = self.model_dump(mode="json", exclude={"probe_token", "tokens"})
@@ -284,6 +308,7 @@ __all__ = [
     "AlphaScanSettings",
     "ConfigurationError",
     "FaultSettings",
+    "FingerprintSettings",
     "MitigationSettings",
     "ScanSettings",
     "Scope",

@@ -19,7 +19,7 @@ from .records import IN_FLIGHT, Event, FindingRecord, MitigationRecord, Mitigati
 from .store_schema import APPLICATION_ID, SCHEMA_VERSION, upgrade
 
 # Failed ones stay for good: they are few and worth reading.
-_CLOSED = (MitigationState.REVERTED, MitigationState.DRY_RUN)
+_CLOSED = (MitigationState.REVERTED, MitigationState.REPAIRED, MitigationState.DRY_RUN)
 _ENDED = ("done", "failed")
 
 
@@ -175,7 +175,7 @@ class Store:
             if event is not None:
                 self._insert_event(db, event)
             db.execute(
-                "DELETE FROM mitigations WHERE state IN (?, ?) AND id NOT IN "
+                "DELETE FROM mitigations WHERE state IN (?, ?, ?) AND id NOT IN "
                 "(SELECT id FROM mitigations ORDER BY created_at DESC, rowid DESC LIMIT ?)",
                 (*_CLOSED, self._keep),
             )

@@ -56,13 +56,14 @@ def states(sidecar: Sidecar) -> StatesView:
         boot_id=live.facts.boot_id if live.up and live.facts is not None else None,
         gates=live.facts.gates if live.up and live.facts is not None and live.facts.armed else None,
         scanning=sidecar.runner.running,
-        last_scan_at=live.last_scan_at,
+        last_scan_at=live.tally(AlphaScan.name).last_at,
         mitigation=MitigationOffer(mode=mode, offered=refusal is None, reason=refusal),
         profile=sidecar.baseline.told(live.state(AlphaScan.name).finding),
         states=[_state(state) for state in live.states()],
         alerts=[
             AlertView(
                 name=alert.name,
+                monitor=alert.monitor,
                 block=alert.block,
                 since=alert.since,
                 summary=alert.summary,
@@ -84,7 +85,7 @@ def blocks(sidecar: Sidecar) -> list[BlockView]:
         block: record.id
         for record in sidecar.store.open_mitigations()
         if record.boot_id == facts.boot_id
-        for block in record.blocks
+        for block in record.held
     }
     return [
         BlockView(

@@ -1,14 +1,14 @@
 """Mitigation: what is refused, what is stored before it is done, what is true after all that can go wrong."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flipwatch.monitors.finding import Action, Finding, Health, Place
-from flipwatch.monitors.wire import Gate, GateChange, GateReport, ModelFacts, SelfTest, SelfTestState
+from flipwatch.monitors.wire import Gate, SelfTestState
 from flipwatch.service.gates import unrecorded
 from flipwatch.service.guard import (
     AlreadyMitigated,
@@ -21,7 +21,6 @@ from flipwatch.service.guard import (
     UnknownMitigation,
     WrongState,
 )
-from flipwatch.service.live import MonitorState
 from flipwatch.service.mitigation import Mitigator
 from flipwatch.service.mitigation_steps import LossUnavailable
 from flipwatch.service.probe import ProbeAway, ProbeRefused
@@ -29,127 +28,10 @@ from flipwatch.service.records import Event, LossState, MitigationAction, Mitiga
 from flipwatch.service.settings import MitigationSettings
 from flipwatch.service.store import Store, StoreError
 
+from .mitigation_rig import FakeProbe, Rig, unswept
+
 SKIP = MitigationAction.SKIP
 ATTENUATE = MitigationAction.ATTENUATE
-
-
-class FakeProbe:
-    """A probe of six blocks without a model behind it.
-
-    `on_set` runs before the gates are written and may raise; `deaf` makes writes without effect.
-    """
-
-    def __init__(self) -> None:
-        self.gates = [1.0] * 6
-        self.boot_id = "boot-1"
-        self.armed = True
-        self.self_test = SelfTestState.PASSED
-        self.away = False
-        self.deaf = False
-        self.writes: list[GateChange] = []
-        self.on_set: Callable[[], Awaitable[None]] | None = None
-
-    async def facts(self) -> ModelFacts:
-        """The facts as set on this fake."""
-        if self.away:
-            raise ProbeAway("vLLM cannot be reached.")
-        return ModelFacts(
-            boot_id=self.boot_id,
-            model="tiny",
-            architecture="LlamaForCausalLM",
-            layer_class="LlamaDecoderLayer",
-            num_blocks=len(self.gates),
-            armed=self.armed,
-            refusal=None if self.armed else "LlamaDecoderLayer is not supported.",
-            scan_refusal=None,
-            model_digest="0123456789abcdef",
-            mode="eager",
-            dtype="float32",
-            tensor_parallel_size=1,
-            pipeline_parallel_size=1,
-            data_parallel_size=1,
-            max_tokens=64,
-            gates=list(self.gates),
-            self_test=SelfTest(state=self.self_test, reason="Tried on 6 blocks."),
-            faults_enabled=False,
-            faults=[],
-            flipwatch_version="0.1.0",
-            vllm_version="0.32.0",
-            torch_version="2.13.0",
-        )
-
-    async def set_gates(self, change: GateChange) -> GateReport:
-        """Keep the order and set the gates."""
-        self.writes.append(change)
-        if self.on_set is not None:
-            await self.on_set()
-        if change.boot_id != self.boot_id:
-            raise ProbeRefused(409, "vLLM was restarted.")
-        if not self.deaf:
-            for gate in change.gates:
-                # A gate lies in a float32 on the device.
-                self.gates[gate.block] = 0.30000001192092896 if gate.alpha == 0.3 else gate.alpha
-        return GateReport(gates=list(self.gates), paused_seconds=0.125)
-
-    def restart(self) -> None:
-        """A new vLLM process: all gates are 1."""
-        self.gates = [1.0] * len(self.gates)
-        self.boot_id = "boot-2"
-
-
-class Rig:
-    """A mitigator over a fake probe, a fake clock and a loss that depends on block 4: 7 nats, without it 4."""
-
-    def __init__(self, store: Store | None = None, probe: FakeProbe | None = None, **settings: Any) -> None:
-        self.store = store or Store(None)
-        self.probe = probe or FakeProbe()
-        self.clock = 1000.0
-        self.losses: list[float | Exception | None] = []
-        self.settings = MitigationSettings.model_validate({"mode": "enforce"} | settings)
-        self.scanned: MonitorState | None = None
-        self.mitigator = Mitigator(
-            self.probe,
-            self.store,
-            self.settings,
-            self.measure,
-            lambda boot_id: self.scanned,
-            now=lambda: self.clock,
-            measure_seconds=5.0,
-        )
-
-    async def measure(self) -> float | None:
-        """The next prepared loss, or the one that belongs to the gates."""
-        if not self.losses:
-            return 7.0 if self.probe.gates[4] == 1.0 else 4.0
-        loss = self.losses.pop(0)
-        if isinstance(loss, Exception):
-            raise loss
-        return loss
-
-    async def apply(self, *blocks: int, **more: Any) -> MitigationRecord:
-        """Apply and wait for the end."""
-        order = {"action": SKIP, "blocks": blocks, "reason": "test", "actor": "alice"} | more
-        record = await self.mitigator.apply(**order)
-        return await self.ended(record)
-
-    async def undo(self, record: MitigationRecord) -> MitigationRecord:
-        """Undo and wait for the end."""
-        return await self.ended(await self.mitigator.undo(record.id, actor="bob"))
-
-    async def ended(self, record: MitigationRecord) -> MitigationRecord:
-        """The record as stored once nothing runs."""
-        await self.mitigator.settled()
-        return self.stored(record)
-
-    def stored(self, record: MitigationRecord) -> MitigationRecord:
-        """The record as stored now."""
-        stored = self.store.mitigation(record.id)
-        assert stored is not None
-        return stored
-
-    def history(self) -> list[str]:
-        """What the audit log says, oldest first."""
-        return [event.what.removeprefix("mitigation ") for event in reversed(self.store.events())]
 
 
 def finding(*blocks: int) -> Finding:
@@ -360,7 +242,7 @@ async def test_measurement_that_hangs_does_not_hold_up_the_mitigation() -> None:
 
     settings = MitigationSettings(mode="enforce")
     store = Store(None)
-    mitigator = Mitigator(probe, store, settings, hang, lambda boot_id: None, measure_seconds=0.01)
+    mitigator = Mitigator(probe, store, settings, hang, lambda boot_id: None, unswept, measure_seconds=0.01)
     await mitigator.apply(SKIP, [4], reason="test", actor="alice")
     await mitigator.settled()
     record = store.mitigations()[0]
@@ -386,7 +268,7 @@ async def test_automatic_mitigation_that_makes_it_worse_is_undone(after: float |
     """What Flipwatch did by itself and did not help is taken back at once."""
     rig = Rig(automatic=True)
     rig.losses = [4.0, after, 4.0]
-    pending = await rig.mitigator.consider(finding(2), {2})
+    pending = await rig.automatic.consider(finding(2), {2})
     assert pending is not None
     record = await rig.ended(pending)
     assert record.state is MitigationState.REVERTED
@@ -401,7 +283,7 @@ async def test_automatic_mitigation_that_leaves_the_loss_not_finite_is_undone() 
     """A skip after which the loss is still not finite did not help; a person's one stays, and is not called worse."""
     rig = Rig(automatic=True)
     rig.losses = [None, None, None]
-    pending = await rig.mitigator.consider(finding(2), {2})
+    pending = await rig.automatic.consider(finding(2), {2})
     assert pending is not None
     record = await rig.ended(pending)
     assert record.state is MitigationState.REVERTED
@@ -686,12 +568,12 @@ async def test_undo_of_a_broken_off_record_needs_vllm_and_says_so(tmp_path: Path
 async def test_automatic_action_needs_everything() -> None:
     """Automatic action wants the switch, the mode, a confirmed block and a finding that suggests a skip."""
     for settings in ({"automatic": False}, {"automatic": True, "mode": "observe"}):
-        assert await Rig(**settings).mitigator.consider(finding(4), {4}) is None
+        assert await Rig(**settings).automatic.consider(finding(4), {4}) is None
     rig = Rig(automatic=True)
-    assert await rig.mitigator.consider(finding(4), set()) is None
-    assert await rig.mitigator.consider(finding(4), {3}) is None
-    assert await rig.mitigator.consider(finding(4).model_copy(update={"action": Action.INVESTIGATE}), {4}) is None
-    pending = await rig.mitigator.consider(finding(3, 4), {4})
+    assert await rig.automatic.consider(finding(4), set()) is None
+    assert await rig.automatic.consider(finding(4), {3}) is None
+    assert await rig.automatic.consider(finding(4).model_copy(update={"action": Action.INVESTIGATE}), {4}) is None
+    pending = await rig.automatic.consider(finding(3, 4), {4})
     assert pending is not None
     record = await rig.ended(pending)
     assert (record.blocks, record.actor, record.automatic) == ((4,), "flipwatch", True)
@@ -702,33 +584,33 @@ async def test_automatic_action_is_tried_once_while_the_alert_fires() -> None:
     """A block whose automatic skip did not help is not skipped again until its alert has ended."""
     rig = Rig(automatic=True)
     rig.losses = [4.0, 5.0, 4.0]
-    assert await rig.mitigator.consider(finding(4), {4}) is not None
+    assert await rig.automatic.consider(finding(4), {4}) is not None
     await rig.mitigator.settled()
-    assert await rig.mitigator.consider(finding(4), {4}) is None
-    assert await rig.mitigator.consider(finding(4), set()) is None
-    assert await rig.mitigator.consider(finding(4), {4}) is not None
+    assert await rig.automatic.consider(finding(4), {4}) is None
+    assert await rig.automatic.consider(finding(4), set()) is None
+    assert await rig.automatic.consider(finding(4), {4}) is not None
     await rig.mitigator.settled()
 
 
 async def test_automatic_dry_run_records_once() -> None:
     """In `dry-run` the record says what would have been done, once."""
     rig = Rig(automatic=True, mode="dry-run")
-    record = await rig.mitigator.consider(finding(4), {4})
+    record = await rig.automatic.consider(finding(4), {4})
     assert record is not None
     assert record.state is MitigationState.DRY_RUN
-    assert await rig.mitigator.consider(finding(4), {4}) is None
+    assert await rig.automatic.consider(finding(4), {4}) is None
 
 
 async def test_refused_automatic_action_is_in_the_audit_log_and_tried_again() -> None:
     """A refusal is never raised into the scan; when its cause is gone, the action is taken."""
     rig = Rig(automatic=True)
     rig.probe.away = True
-    assert await rig.mitigator.consider(finding(4), {4}) is None
+    assert await rig.automatic.consider(finding(4), {4}) is None
     [event] = rig.store.events()
     assert event.what == "mitigation refused"
     assert event.detail == {"blocks": [4], "message": "vLLM cannot be reached."}
     rig.probe.away = False
-    assert await rig.mitigator.consider(finding(4), {4}) is not None
+    assert await rig.automatic.consider(finding(4), {4}) is not None
     await rig.mitigator.settled()
 
 
@@ -736,7 +618,7 @@ async def test_nothing_is_done_that_cannot_be_recorded() -> None:
     """With a store that does not work, an automatic action is refused in the log and an order raises; no gate moves."""
     rig = Rig(automatic=True)
     rig.store.close()
-    assert await rig.mitigator.consider(finding(4), {4}) is None
+    assert await rig.automatic.consider(finding(4), {4}) is None
     with pytest.raises(StoreError, match="cannot be used"):
         await rig.apply(4)
     assert rig.probe.writes == []
