@@ -46,15 +46,17 @@ class ModelView(Protocol):
         ...
 
 
+V = TypeVar("V")
 P = TypeVar("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Finding)
 
 
-class Monitor(ABC, Generic[P, R, F]):
+class Monitor(ABC, Generic[V, P, R, F]):
     """One detector: facts (`measure`) and judgement (`judge`) apart.
 
-    `P` is its plan (what to measure), `R` its reading (numbers only, no threshold), `F` its finding.
+    `V` is what it sees of a model, `P` its plan (what to measure), `R` its reading (numbers only, no threshold), `F`
+    its finding.
     """
 
     name: ClassVar[str]
@@ -69,7 +71,7 @@ class Monitor(ABC, Generic[P, R, F]):
         """
 
     @abstractmethod
-    def measure(self, model: ModelView, plan: P) -> Generator[None, None, R]:
+    def measure(self, model: V, plan: P) -> Generator[None, None, R]:
         """Facts.  Runs in every rank in step, under inference mode.
 
         A generator: it yields after each unit of work (about one block call), so that the service can cut a

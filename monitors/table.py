@@ -3,8 +3,10 @@
 from typing import Any
 
 from .alpha_scan import AlphaScan
+from .fingerprint.monitor import Fingerprint
 from .monitor import Monitor
 
-MONITORS: dict[str, type[Monitor[Any, Any, Any]]] = {
+MONITORS: dict[str, type[Monitor[Any, Any, Any, Any]]] = {
     AlphaScan.name: AlphaScan,
+    Fingerprint.name: Fingerprint,
 }

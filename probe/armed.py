@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..monitors.fingerprint.sealed import SealedWeights
 from .attention import check_supported
 from .forms import Form, learn_forms
 from .gates import Gates
+from .integrity import seal
 from .stack import Stack, UnsupportedModel, find_stack
 from .view import LiveView, check_scannable
 from .weights_digest import digest_weights
@@ -33,6 +35,9 @@ class Armed:
     scan_refusal: str | None = None
     model_digest: str | None = None
     """Of this rank's weights as they were loaded; damage and repair afterwards do not change it."""
+    sealed: SealedWeights | None = None
+    """The bytes of this rank's weights with their baseline; gates or not."""
+    seal_refusal: str | None = None
 
     def view(self) -> LiveView:
         """A fresh view for one measurement.
@@ -45,6 +50,16 @@ class Armed:
         if self.scan_refusal is not None:
             raise UnsupportedModel(self.scan_refusal)
         return LiveView(self.model, self.stack, self.gates, self.forms, self.vllm_config, self.device)
+
+    def bytes(self) -> SealedWeights:
+        """The weights with their baseline.
+
+        Raises:
+            UnsupportedModel: there is none.
+        """
+        if self.sealed is None:
+            raise UnsupportedModel(self.seal_refusal or "The bytes of this model have no baseline.")
+        return self.sealed
 
 
 # The one model that this process serves; None until it is loaded.
@@ -67,7 +82,19 @@ def arm(model: nn.Module, vllm_config: Any) -> Armed:
         logger.exception("Flipwatch failed while it looked at the model.")
         refusal = f"Looking at {type(model).__name__} failed: {type(error).__name__}: {error}"
         served = Armed(boot_id, model, vllm_config, device, nothing, None, refusal=refusal)
+    served = _sealed(served)
     return served
+
+
+def _sealed(armed: Armed) -> Armed:
+    """With the baseline of its bytes.  Taken after the layers have been called: some make their tables then."""
+    try:
+        return replace(armed, sealed=seal(armed.model, armed.stack, armed.vllm_config, armed.device))
+    except UnsupportedModel as reason:
+        return replace(armed, seal_refusal=str(reason))
+    except Exception as error:
+        logger.exception("Flipwatch failed to take the baseline of the weights.")
+        return replace(armed, seal_refusal=f"Taking the baseline failed: {type(error).__name__}: {error}")
 
 
 def _arm(model: nn.Module, vllm_config: Any, device: torch.device, boot_id: str) -> Armed:

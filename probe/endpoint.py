@@ -16,6 +16,14 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
+from ..monitors.fingerprint.facts import (
+    CheckpointFacts,
+    FileDigest,
+    FileOrder,
+    IntegrityFacts,
+    RepairOrder,
+    RepairReport,
+)
 from ..monitors.wire import (
     PREFIX,
     Advance,
@@ -32,8 +40,11 @@ from ..monitors.wire import (
 from . import switches
 from .engine import Engine, ProbeError
 from .live import LiveServer
+from .live_integrity import LiveIntegrity
 
 logger = logging.getLogger("vllm.flipwatch")
+
+_STARTING = "vLLM is still starting; try again in a moment."
 
 
 def problem_response(problem: Problem) -> JSONResponse:
@@ -80,11 +91,19 @@ def _authorise(request: Request) -> None:
 def _live(request: Request) -> LiveServer:
     live = getattr(request.app.state, "flipwatch", None)
     if live is None:
-        raise ProbeError(503, "Not ready", "vLLM is still starting; try again in a moment.")
+        raise ProbeError(503, "Not ready", _STARTING)
     return live  # type: ignore[no-any-return]
 
 
+def _integrity(request: Request) -> LiveIntegrity:
+    integrity = getattr(request.app.state, "flipwatch_integrity", None)
+    if integrity is None:
+        raise ProbeError(503, "Not ready", _STARTING)
+    return integrity  # type: ignore[no-any-return]
+
+
 Live = Annotated[LiveServer, Depends(_live)]
+Integrity = Annotated[LiveIntegrity, Depends(_integrity)]
 router = APIRouter(prefix=PREFIX, route_class=ProblemRoute, include_in_schema=False)
 
 
@@ -136,6 +155,30 @@ async def remove_fault(live: Live, id: str) -> None:
     await live.remove_fault(id)
 
 
+@router.get("/integrity")
+async def integrity(integrity: Integrity) -> IntegrityFacts:
+    """The baselines of the weights' bytes."""
+    return await integrity.facts()
+
+
+@router.post("/repairs")
+async def repair(integrity: Integrity, order: RepairOrder) -> RepairReport:
+    """Put chunks of weights right, each byte held against its digest."""
+    return await integrity.repair(order)
+
+
+@router.get("/checkpoint")
+async def checkpoint(integrity: Integrity) -> CheckpointFacts:
+    """The files that the model came from."""
+    return await integrity.checkpoint()
+
+
+@router.post("/checkpoint/digests")
+async def digest(integrity: Integrity, order: FileOrder) -> FileDigest:
+    """SHA-256 of one of them, as the disk holds it."""
+    return await integrity.digest(order)
+
+
 class QuietScans(logging.Filter):
     """Keeps the hundreds of parts of a scan, and the sidecar's glances, out of vLLM's access log; errors stay."""
 
@@ -143,7 +186,9 @@ class QuietScans(logging.Filter):
         """False for an answered part or glance; other records pass."""
         match record.args:
             case (_, _, str(path), _, int(status)):
-                return status >= 400 or not path.startswith((f"{PREFIX}/measurements", f"{PREFIX}/model"))
+                return status >= 400 or not path.startswith(
+                    (f"{PREFIX}/measurements", f"{PREFIX}/model", f"{PREFIX}/integrity")
+                )
             case _:
                 return True
 
@@ -163,4 +208,6 @@ class ProbeEndpoint:
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """Keep vLLM's engine client for the routes."""
         if engine_client is not None and switches.enabled():
-            state.flipwatch = LiveServer(Engine(engine_client), version("flipwatch"))
+            engine = Engine(engine_client)
+            state.flipwatch = LiveServer(engine, version("flipwatch"))
+            state.flipwatch_integrity = LiveIntegrity(engine, engine_client.vllm_config)

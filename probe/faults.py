@@ -23,6 +23,10 @@ class _Injected:
         """The bits that lie there now."""
         return read(self.tensor, self.where)
 
+    def stands(self) -> bool:
+        """Is any bit there still another than before the fault?"""
+        return not torch.equal(self.read(), self.before)
+
     def write(self, values: Tensor) -> None:
         """Put these bits there."""
         write(self.tensor, self.where, values)
@@ -35,8 +39,10 @@ class Faults:
         """None yet."""
         self._injected: dict[str, _Injected] = {}
 
+    @torch.inference_mode()
     def active(self) -> list[Fault]:
-        """The faults that stand now."""
+        """The faults that stand now; one whose values a repair has put back is forgotten."""
+        self._injected = {id: injected for id, injected in self._injected.items() if injected.stands()}
         return [injected.fault for injected in self._injected.values()]
 
     @torch.inference_mode()

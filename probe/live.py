@@ -19,6 +19,7 @@ from ..monitors.wire import (
     SelfTestState,
 )
 from .engine import Engine, ProbeError, Reply
+from .readings import join
 from .weights_digest import combine
 from .worker import SELF_TEST
 
@@ -37,6 +38,8 @@ class LiveServer:
         self._engine = engine
         self._flipwatch_version = flipwatch_version
         self._testing = asyncio.Lock()
+        self._measured = ("", "")
+        """Id and monitor of the measurement that was begun last."""
 
     async def facts(self) -> ModelFacts:
         """The model as it is now, gates read back from every rank."""
@@ -112,11 +115,12 @@ class LiveServer:
 
     async def open(self, id: str, order: MeasureOrder) -> Progress:
         """Begin a measurement on every rank."""
+        self._measured = (id, order.monitor)
         replies = await self._engine.call("open", id=id, monitor=order.monitor, plan=order.plan)
         return Progress(id=id, steps_done=0, steps_total=replies[0].result["steps_total"], seconds=0.0, reading=None)
 
     async def advance(self, id: str, steps: int) -> Progress:
-        """Go on with it; the reading is that of the first rank that can see losses."""
+        """Go on with it."""
         results = [reply.result for reply in await self._engine.call("advance", id=id, steps=steps)]
         if len({result["steps_done"] for result in results}) > 1:
             raise ProbeError(502, "A rank failed", "The ranks did not do the same work; the measurement is void.")
@@ -125,8 +129,17 @@ class LiveServer:
             steps_done=results[0]["steps_done"],
             steps_total=results[0]["steps_total"],
             seconds=max(result["seconds"] for result in results),
-            reading=results[0]["reading"],
+            reading=self._reading(id, [result["reading"] for result in results]),
         )
+
+    def _reading(self, id: str, readings: list[dict[str, Any] | None]) -> dict[str, Any] | None:
+        """One reading of those of all ranks, once all have one."""
+        if None in readings:
+            return None
+        measured, name = self._measured
+        if measured != id:
+            raise ProbeError(404, "Not found", f"There is no measurement {id}; it was dropped or replaced.")
+        return join(name, [reading for reading in readings if reading is not None])
 
     async def close(self, id: str) -> None:
         """Drop it."""

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from ..monitors.alpha_scan import AlphaScanPlan, Profile, padded
 from ..monitors.finding import Finding
-from ..monitors.monitor import Monitor
+from ..monitors.monitor import ModelView, Monitor
 from ..monitors.validation import ValidationItem
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -213,7 +213,7 @@ class LocalView:
 
 
 def run_measurement(
-    view: LocalView, monitor: Monitor[P, R, Any], plan: P, on_step: Callable[[], None] = lambda: None
+    view: LocalView, monitor: Monitor[ModelView, P, R, Any], plan: P, on_step: Callable[[], None] = lambda: None
 ) -> R:
     """Run a whole measurement in one go; `on_step` is called after each of its units."""
     steps = monitor.measure(view, plan)
@@ -229,7 +229,7 @@ def run_measurement(
 
 def run_scan(
     view: LocalView,
-    monitor: Monitor[P, R, F],
+    monitor: Monitor[ModelView, P, R, F],
     order: P,
     profile: Profile | None = None,
     on_plan: Callable[[P, int], None] = lambda plan, steps: None,

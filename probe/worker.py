@@ -6,33 +6,26 @@ called without a timeout, and tags its reply with the call's id.
 """
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..monitors.table import MONITORS
 from ..monitors.wire import FaultOrder
 from . import armed as armed_module
 from . import switches
 from .armed import Armed
 from .faults import Faults, find_target
 from .gate_trial import try_gates
+from .integrity import Repair
 from .live_tensor import UnknownTensor
+from .measurement import Steps, begin
+from .refused import Refused
 from .stack import UnsupportedModel
 
 RPC = "flipwatch_rpc"
 SELF_TEST = "self_test"
-
-
-class Refused(Exception):
-    """The operation is not possible; `status` is the HTTP status that says why."""
-
-    def __init__(self, status: int, detail: str) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.detail = detail
 
 
 @dataclass
@@ -40,7 +33,7 @@ class Measurement:
     """A measurement between two of its parts."""
 
     id: str
-    steps: Generator[None, None, Any]
+    steps: Steps
     total: int
     version: int
     done: int = 0
@@ -124,19 +117,12 @@ class WorkerProbe:
                 raise Refused(501, armed.refusal or "No gates are installed.")
             steps, total = try_gates(armed, armed.gates), armed.stack.num_blocks + 1
         else:
-            if monitor not in MONITORS:
-                raise Refused(404, f"There is no monitor {monitor!r}; known are {', '.join(sorted(MONITORS))}.")
-            detector = MONITORS[monitor]()
             try:
-                view = armed.view()
-                order = detector.plan_type.model_validate(plan)
-                total = detector.steps(order, view.num_blocks)
+                steps, total = begin(armed, monitor, plan)
             except UnsupportedModel as reason:
                 raise Refused(501, str(reason)) from None
             except ValueError as error:
                 raise Refused(422, f"The plan is wrong: {error}") from None
-            self._check_size(order, armed)
-            steps = detector.measure(view, order)
         self._measurement = Measurement(id, steps, total, self._version)
         return {"steps_total": total}
 
@@ -166,8 +152,7 @@ class WorkerProbe:
         except Exception:
             self._measurement = None
             raise
-        if _served().device.type != "cpu":
-            torch.accelerator.synchronize()
+        _synchronize(_served())
         return {
             "steps_done": measurement.done,
             "steps_total": measurement.total,
@@ -181,6 +166,30 @@ class WorkerProbe:
             raise Refused(404, f"There is no measurement {id}.")
         self._measurement = None
         return {}
+
+    def integrity(self) -> dict[str, Any]:
+        """The rank's part of `IntegrityFacts`."""
+        armed = _served()
+        try:
+            seal = armed.bytes().facts().model_dump(mode="json")
+        except UnsupportedModel as reason:
+            return {"boot_id": armed.boot_id, "refusal": str(reason), "seal": None}
+        return {"boot_id": armed.boot_id, "refusal": None, "seal": seal}
+
+    def repair(self, chunks: list[list[int]]) -> dict[str, Any]:
+        """Put this rank's chunks of (rank, chunk) right.  The scheduler is paused."""
+        armed = _served()
+        try:
+            sealed = armed.bytes()
+        except UnsupportedModel as reason:
+            raise Refused(501, str(reason)) from None
+        mine = [chunk for rank, chunk in chunks if rank == sealed.rank.rank]
+        if unknown := [chunk for chunk in mine if chunk >= sealed.line.num_chunks]:
+            raise Refused(404, f"There is no chunk {unknown[0]}; rank {sealed.rank.rank} has {sealed.line.num_chunks}.")
+        self._version += 1
+        done = Repair(sealed, armed.model, armed.stack, armed.vllm_config, mine).run()
+        _synchronize(armed)
+        return {"chunks": [result.model_dump(mode="json") for result in done]}
 
     def add_fault(self, id: str, order: dict[str, Any]) -> dict[str, Any]:
         """Damage this rank's part of a tensor.  The scheduler is paused."""
@@ -210,21 +219,10 @@ class WorkerProbe:
             raise Refused(404, f"There is no fault {id}.")
         return {}
 
-    def _check_size(self, plan: Any, armed: Armed) -> None:
-        config = armed.vllm_config
-        limit = config.scheduler_config.max_num_batched_tokens
-        longest = max(len(row) for row in plan.tokens)
-        if longest > config.model_config.max_model_len or longest * max(1, len(plan.alphas)) > limit:
-            raise Refused(
-                422,
-                f"A sequence of {longest} tokens at {len(plan.alphas)} alphas is more than this server takes at once "
-                f"({limit} tokens); use shorter sequences or fewer alphas.",
-            )
-        if plan.tokens_per_step > limit:
-            raise Refused(422, f"tokens_per_step is at most {limit} on this server.")
-        vocabulary = config.model_config.get_vocab_size()
-        if any(not 0 <= token < vocabulary for row in plan.tokens for token in row):
-            raise Refused(422, f"A token id lies outside the model's vocabulary of {vocabulary}.")
+
+def _synchronize(armed: Armed) -> None:
+    if armed.device.type != "cpu":
+        torch.accelerator.synchronize()
 
 
 def _served() -> Armed:
@@ -240,6 +238,8 @@ _OPERATIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "open": WorkerProbe.open,
     "advance": WorkerProbe.advance,
     "close": WorkerProbe.close,
+    "integrity": WorkerProbe.integrity,
+    "repair": WorkerProbe.repair,
     "add_fault": WorkerProbe.add_fault,
     "remove_fault": WorkerProbe.remove_fault,
 }

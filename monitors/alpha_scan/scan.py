@@ -13,7 +13,7 @@ from .reading import AlphaScanReading
 from .rounds import Strategy, next_plan
 
 
-class AlphaScan(Monitor[AlphaScanPlan, AlphaScanReading, AlphaScanFinding]):
+class AlphaScan(Monitor[ModelView, AlphaScanPlan, AlphaScanReading, AlphaScanFinding]):
     """Reference-free localisation of harmful blocks.
 
     Args:

@@ -1,0 +1,268 @@
+"""The weights of one rank with the digests and the parity of a time when they were known to be good."""
+
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from .diagnosis import Diagnosis, diagnose
+from .digest import Digest, digest_for
+from .facts import BadChunk, NotCovered, ParityPlace, Rank, RankReading, SealFacts
+from .line import Line, Part, Source
+from .parity import Parity, ParityLost
+from .suspicion import suspicion
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+MOST_BAD = 64
+"""Changed chunks that a reading names one by one."""
+MOST_DIAGNOSED = 8
+"""Changed chunks that a sweep diagnoses: each takes reading its whole group."""
+
+
+class Unrepairable(Exception):
+    """Parity cannot give the bytes back; one sentence."""
+
+
+class SealedWeights:
+    """Digests, parity, and what can be done with them.  All methods run while the engine computes nothing.
+
+    Args:
+        line: The weights.  There is at least one.
+        rank: Whose they are.
+        not_covered: Tensors that are not on the line, and why.
+        replaced: Names the tensors on the line that the model no longer uses.
+        group: How many chunks share a block of parity; 0 for no parity.
+        new_parity: Makes an empty place for parity.
+        device: Where the line lies.
+    """
+
+    def __init__(
+        self,
+        line: Line,
+        rank: Rank,
+        *,
+        device: "torch.device",
+        not_covered: Sequence[NotCovered] = (),
+        replaced: Callable[[], list[str]] = list,
+        group: int,
+        new_parity: Callable[[], Parity],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.line = line
+        self.rank = rank
+        self._device = device
+        self._not_covered = list(not_covered)
+        self._replaced = replaced
+        self.groups = -(-line.num_chunks // group) if group else 0
+        self._new_parity = new_parity
+        self._now = now
+        self._digest: Digest = digest_for(device, line.chunk_bytes)
+        self._tags: list[bytes] = []
+        self._parity: Parity | None = None
+        self._parity_tags: list[bytes] = []
+        self._suspicions: list[str] = []
+        self._recorded_at = 0.0
+
+    # Recording
+
+    def record(self, steps: int = 1) -> Generator[None, None, int]:
+        """Take a new baseline of what lies in memory now; yields after each of `steps` parts of the work.
+
+        Until the last step the old one counts.  Returns how many chunks differ from the old one.  Raises `OSError`
+        where the parity finds no place.
+        """
+        tags = [b""] * self.line.num_chunks
+        parity = self._new_parity() if self.groups else None
+        parity_tags: list[bytes] = []
+        suspicions: list[str] = []
+
+        def take(chunk: int, block: "Tensor | None" = None) -> None:
+            data = self.line.read(chunk)
+            tags[chunk] = self._digest.of(data)
+            if block is not None:
+                block[: data.numel()].bitwise_xor_(data)
+
+        def keep(parity: Parity, group: int, block: "Tensor") -> None:
+            parity_tags.append(self._digest.of(block))
+            parity.put(group, block.cpu())
+
+        def suspect(source: Source) -> None:
+            suspicions.extend(suspicion(source.name, source.tensor))
+
+        def work() -> Iterable[Callable[[], None]]:
+            if parity is None:
+                yield from (partial(take, chunk) for chunk in range(self.line.num_chunks))
+            else:
+                for group in range(self.groups):
+                    block = self._zeros()
+                    yield from (partial(take, chunk, block) for chunk in self._members(group))
+                    yield partial(keep, parity, group, block)
+            yield from (partial(suspect, stretch.source) for stretch in self.line.stretches)
+
+        units = self.line.num_chunks + self.groups + len(self.line.stretches)
+        try:
+            yield from _cut(work(), units, steps)
+        except BaseException:
+            if parity is not None:
+                parity.close()
+            raise
+        changed = sum(old != new for old, new in zip(self._tags, tags, strict=False))
+        if self._parity is not None:
+            self._parity.close()
+        self._tags, self._parity, self._parity_tags = tags, parity, parity_tags
+        self._suspicions, self._recorded_at = suspicions, self._now()
+        return changed
+
+    def facts(self) -> SealFacts:
+        """What was recorded."""
+        return SealFacts(
+            rank=self.rank,
+            device=str(self._device),
+            digest=self._digest.name,
+            recorded_at=self._recorded_at,
+            chunk_bytes=self.line.chunk_bytes,
+            chunks=self.line.num_chunks,
+            tensors=len(self.line.stretches),
+            covered_bytes=self.line.covered_bytes,
+            not_covered=self._not_covered,
+            parity=ParityPlace.NONE if self._parity is None else self._parity.place,
+            parity_bytes=self.groups * self.line.chunk_bytes,
+            parity_groups=self.groups,
+            suspicions=self._suspicions,
+        )
+
+    # Looking
+
+    def is_intact(self, chunk: int) -> bool:
+        """Are the chunk's bytes those of the baseline?"""
+        return self._digest.of(self.line.read(chunk)) == self._tags[chunk]
+
+    def fits(self, chunk: int, data: "Tensor") -> bool:
+        """Are (length) uint8 the baseline's bytes of this chunk?"""
+        return self._digest.of(data) == self._tags[chunk]
+
+    def sweep(self, steps: int = 1) -> Generator[None, None, RankReading]:
+        """Hold all chunks against the baseline; yields after each of `steps` parts of the work."""
+        changed: list[int] = []
+        seconds = 0.0
+
+        def look(chunk: int) -> None:
+            nonlocal seconds
+            began = time.perf_counter()
+            if not self.is_intact(chunk):
+                changed.append(chunk)
+            seconds += time.perf_counter() - began
+
+        chunks = self.line.num_chunks
+        yield from _cut((partial(look, chunk) for chunk in range(chunks)), chunks, steps)
+        named = changed[:MOST_BAD]
+        return RankReading(
+            rank=self.rank,
+            recorded_at=self._recorded_at,
+            chunks=chunks,
+            covered_bytes=self.line.covered_bytes,
+            bad_chunks=len(changed),
+            bad=[self._described(chunk, diagnosed=at < MOST_DIAGNOSED) for at, chunk in enumerate(named)],
+            replaced=self._replaced(),
+            not_covered=self._not_covered,
+            suspicions=self._suspicions,
+            seconds=seconds,
+        )
+
+    def diagnoses(self, chunk: int, right: "Tensor", wrong: "Tensor") -> list[Diagnosis]:
+        """What changed in each tensor of a chunk, given its (length) uint8 bytes before and after."""
+        found = []
+        for part in self.line.parts(chunk):
+            of = slice(part.at, part.at + part.stop - part.start)
+            source = part.stretch.source
+            offset = part.stretch.offset + part.start
+            before, after = right[of], wrong[of]
+            diagnosis = diagnose(source.name, source.tensor, offset, before, after, self._others(part))
+            if diagnosis is not None:
+                found.append(diagnosis)
+        return found
+
+    # Putting right
+
+    def rebuilt(self, chunk: int) -> "Tensor":
+        """(length) uint8: the baseline's bytes of a chunk, from parity and the other chunks of its group.
+
+        Raises `Unrepairable`.  Nothing is written.
+        """
+        if self._parity is None:
+            raise Unrepairable("No parity is kept.")
+        group = chunk % self.groups
+        try:
+            block = self._parity.get(group).to(self._device)
+        except ParityLost as lost:
+            raise Unrepairable(str(lost)) from lost
+        if self._digest.of(block) != self._parity_tags[group]:
+            raise Unrepairable(f"The parity of group {group} is damaged itself.")
+        others = [other for other in self._members(group) if other != chunk]
+        for other in others:
+            data = self.line.read(other)
+            block[: data.numel()].bitwise_xor_(data)
+        right = block[: self.line.length(chunk)]
+        if not self.fits(chunk, right):
+            bad = [str(other) for other in others if not self.is_intact(other)]
+            why = f"chunk {', '.join(bad)} of the same group {group} changed too" if bad else "the digest is damaged"
+            raise Unrepairable(f"Parity does not give chunk {chunk} back: {why}.")
+        return right
+
+    def put_right(self, chunk: int, data: "Tensor") -> None:
+        """Write (length) uint8 that are the baseline's, and read them back.
+
+        Raises `Unrepairable` when the memory does not hold them, or when they are not the baseline's: then nothing
+        was written.
+        """
+        if not self.fits(chunk, data):
+            raise Unrepairable(f"The bytes for chunk {chunk} are not those of the baseline.")
+        self.line.write(chunk, data)
+        if not self.is_intact(chunk):
+            raise Unrepairable(f"Chunk {chunk} reads other bytes than were written: the memory itself is broken.")
+
+    def described(self, chunk: int) -> BadChunk:
+        """A changed chunk, diagnosed where parity can tell what it was."""
+        return self._described(chunk, diagnosed=True)
+
+    def _described(self, chunk: int, *, diagnosed: bool) -> BadChunk:
+        diagnoses: list[Diagnosis] = []
+        why = None
+        if diagnosed:
+            try:
+                right = self.rebuilt(chunk)
+                diagnoses = self.diagnoses(chunk, right, self.line.read(chunk))
+            except Unrepairable as reason:
+                why = str(reason)
+        pieces = [part.piece for part in self.line.parts(chunk)]
+        if diagnoses:
+            # Only where something changed.
+            touched = {diagnosis.tensor for diagnosis in diagnoses}
+            pieces = [piece for piece in pieces if piece.tensor in touched]
+        return BadChunk(chunk=chunk, pieces=pieces, diagnoses=diagnoses, unrepairable=why)
+
+    def _others(self, part: Part) -> Iterable[tuple[str, "Tensor"]]:
+        """The same place in each other tensor: where a stale page would come from."""
+        for stretch in self.line.stretches:
+            if stretch is not part.stretch and stretch.memory.numel() >= part.stop and not stretch.offset:
+                yield stretch.source.name, stretch.memory[part.start : part.stop]
+
+    def _members(self, group: int) -> range:
+        return range(group, self.line.num_chunks, self.groups)
+
+    def _zeros(self) -> "Tensor":
+        import torch
+
+        return torch.zeros(self.line.chunk_bytes, dtype=torch.uint8, device=self._device)
+
+
+def _cut(work: Iterable[Callable[[], None]], units: int, steps: int) -> Generator[None, None, None]:
+    """Do `units` units of work; yields `steps` times, after as equal parts as can be."""
+    units_of = iter(work)
+    for step in range(steps):
+        for _ in range(units * step // steps, units * (step + 1) // steps):
+            next(units_of)()
+        yield

@@ -1,0 +1,30 @@
+"""Memory against the checkpoint, as a measurement: a fault that is older than the baseline shows here."""
+
+from collections.abc import Generator
+
+from ..monitors.fingerprint.facts import CheckpointReading, NotCovered, RankComparison
+from .armed import Armed
+from .reload import differing
+
+
+def compare(armed: Armed) -> Generator[None, None, CheckpointReading]:
+    """This rank's tensors against the checkpoint, bit for bit; yields after each block and after what lies outside.
+
+    Raises:
+        UnsupportedModel: the bytes of this model have no baseline.
+        CheckpointUnusable: the checkpoint cannot be read, or not be matched with the model.
+    """
+    rank = armed.bytes().rank
+    equal = 0
+    different: list[str] = []
+    not_comparable: list[NotCovered] = []
+    for found in differing(armed.model, armed.vllm_config, armed.stack):
+        equal += len(found.equal)
+        different += [f"{count} values of {name} differ." for name, count in found.different.items()]
+        not_comparable += [
+            NotCovered(tensor=name, bytes=None, reason=reason) for name, reason in found.not_comparable.items()
+        ]
+        yield
+    return CheckpointReading(
+        ranks=[RankComparison(rank=rank, equal=equal, different=different, not_comparable=not_comparable)]
+    )

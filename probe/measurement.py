@@ -1,0 +1,63 @@
+"""What a worker can be asked to measure: the monitors, and procedures on the bytes of the weights."""
+
+from collections.abc import Generator
+from typing import Any
+
+from ..monitors.fingerprint.facts import COMPARE, RECORD, FingerprintPlan, Recorded
+from ..monitors.fingerprint.monitor import Fingerprint
+from ..monitors.fingerprint.sealed import SealedWeights
+from ..monitors.table import MONITORS
+from .armed import Armed
+from .comparison import compare
+from .refused import Refused
+
+Steps = Generator[None, None, Any]
+"""Yields after each unit of work and returns the reading."""
+
+
+def begin(armed: Armed, name: str, plan: dict[str, Any]) -> tuple[Steps, int]:
+    """The measurement of this name, and how many units of work it is.
+
+    Raises:
+        Refused: no such name, or the plan does not fit the server.
+        UnsupportedModel: not of this model; one sentence.
+        ValueError: the plan makes no sense.
+    """
+    if name == RECORD:
+        whole = FingerprintPlan.model_validate(plan)
+        return _record(armed.bytes(), whole), whole.steps
+    if name == COMPARE:
+        FingerprintPlan.model_validate(plan)
+        return compare(armed), armed.stack.num_blocks + 1
+    if name not in MONITORS:
+        raise Refused(404, f"There is no monitor {name!r}; known are {', '.join(sorted(MONITORS))}.")
+    detector = MONITORS[name]()
+    order: Any = detector.plan_type.model_validate(plan)
+    if isinstance(detector, Fingerprint):
+        return detector.measure(armed.bytes(), order), detector.steps(order, armed.stack.num_blocks)
+    view = armed.view()
+    total = detector.steps(order, view.num_blocks)
+    _check_size(order, armed)
+    return detector.measure(view, order), total
+
+
+def _record(sealed: SealedWeights, plan: FingerprintPlan) -> Steps:
+    changed = yield from sealed.record(plan.steps)
+    return Recorded(ranks=[sealed.facts()], changed_chunks=changed)
+
+
+def _check_size(plan: Any, armed: Armed) -> None:
+    config = armed.vllm_config
+    limit = config.scheduler_config.max_num_batched_tokens
+    longest = max(len(row) for row in plan.tokens)
+    if longest > config.model_config.max_model_len or longest * max(1, len(plan.alphas)) > limit:
+        raise Refused(
+            422,
+            f"A sequence of {longest} tokens at {len(plan.alphas)} alphas is more than this server takes at once "
+            f"({limit} tokens); use shorter sequences or fewer alphas.",
+        )
+    if plan.tokens_per_step > limit:
+        raise Refused(422, f"tokens_per_step is at most {limit} on this server.")
+    vocabulary = config.model_config.get_vocab_size()
+    if any(not 0 <= token < vocabulary for row in plan.tokens for token in row):
+        raise Refused(422, f"A token id lies outside the model's vocabulary of {vocabulary}.")
