@@ -150,8 +150,8 @@ class RepairSteps:
         first = outcome(repairs)
         if not repairs:
             whole = all(swept.intact(block) for block in record.blocks)
-            state = "is intact already" if whole else "changed meanwhile: repair again"
-            first = f"All of {names(record.blocks)} {state}"
+            where = names(record.blocks)
+            first = f"Nothing to put right in {where}" if whole else f"Changes in {where} meanwhile: repair again"
         record = self._steps.save(
             record,
             actor,
@@ -175,13 +175,14 @@ class RepairSteps:
                 continue
             spoiled = [block for block in held.held if not swept.intact(block)]
             if held.state is not MitigationState.ACTIVE:
-                why = f"mitigation {held.id} is {held.state.value}: finish or undo it"
+                why = f"which is {held.state.value}: finish or undo it"
             elif spoiled:
-                why = f"mitigation {held.id} holds {names(spoiled)} too, not known to be intact"
+                why = f"since not all of {names(spoiled)} is known to be intact"
             else:
                 now, why = await self._end(held, record.id, actor)
             ended = ended or not why
-            notes.append(f"{names(both)} still {_gated(held)}, {why}" if why else f"mitigation {held.id} ended")
+            still = f"{names(both)} still {_gated(held)} by mitigation {held.id}, {why}"
+            notes.append(still if why else f"mitigation {held.id} ended")
         return ended, now, notes
 
     async def _end(self, held: MitigationRecord, repair: str, actor: str) -> tuple[Loss | None, str]:
@@ -189,7 +190,7 @@ class RepairSteps:
         try:
             facts = await self._probe.facts()
         except ProbeError as error:
-            return None, _inside(error)
+            return None, f"which could not be ended: {_inside(error)}"
         message = f"Setting the gate of {names(held.blocks)} to 1: repaired."
         held = self._steps.save(held, actor, MitigationState.REVERTING, message)
         why = f"Repaired by mitigation {repair}"
@@ -197,7 +198,7 @@ class RepairSteps:
         if now is not None:
             return now, ""
         kept = self._store.mitigation(held.id)
-        return None, f"mitigation {held.id} could not be ended: {'' if kept is None else _inside(kept.message)}"
+        return None, f"which could not be ended: {'' if kept is None else _inside(kept.message)}"
 
     async def _write_failed(
         self, record: MitigationRecord, fallback: MitigationState, error: ProbeError, actor: str
@@ -218,7 +219,8 @@ class RepairSteps:
             message = f"{chunks} may have been put right or not, there was no clear answer ({why}): finish."
             self._steps.fail(record, actor, MitigationState.INTERRUPTED, message)
         else:
-            self._steps.fail(record, actor, fallback, f"{chunks} were not all put right: {why}.")
+            message = f"The probe failed to put {chunks} right ({why}); what it wrote is as in the baseline."
+            self._steps.fail(record, actor, fallback, message)
 
     async def _not_seen(self, record: MitigationRecord, why: str, actor: str) -> None:
         """It could not be looked at what was written: nobody may call that repaired."""

@@ -7,7 +7,7 @@ from ..monitors.fingerprint.facts import ChunkRepair, Method
 
 _NAMED = 8
 
-_HOW = {Method.PARITY: "by parity", Method.CHECKPOINT: "from the checkpoint", None: "intact without a write"}
+_HOW = {Method.PARITY: "by parity", Method.CHECKPOINT: "from the checkpoint", None: "found intact"}
 
 
 def counted(repairs: Sequence[ChunkRepair]) -> str:
@@ -29,7 +29,7 @@ def intention(repairs: Sequence[ChunkRepair]) -> str:
         [
             f"{place(repair)} {_HOW[Method.PARITY]}"
             if repair.reason is None
-            else f"{place(repair)} {_HOW[Method.CHECKPOINT]}, since {_inside(repair.reason)}"
+            else f"{place(repair)} {_HOW[Method.CHECKPOINT]} ({_inside(repair.reason)})"
             for repair in repairs
         ]
     )

@@ -57,8 +57,9 @@ class Swept:
         if self.unnamed and blocks is not None:
             sentence += ": repair without naming blocks"
         if self.replaced:
-            others = f" and {len(self.replaced) - 1} more" * (len(self.replaced) > 1)
-            sentence += f"; {self.replaced[0]}{others} was replaced since, which a repair cannot put back"
+            others = len(self.replaced) - 1
+            were = f" and {others} more were" if others else " was"
+            sentence += f"; {self.replaced[0]}{were} replaced since, which a repair cannot put back"
         return f"{sentence}."
 
 

@@ -56,9 +56,9 @@ class Sidecar:
         """Body of a GET."""
         return self._body(self._send("GET", path))
 
-    def post(self, path: str, body: Json) -> Json:
-        """Body of a POST's answer."""
-        answer: Json = self._body(self._send("POST", path, body))
+    def post(self, path: str, body: Json, seconds: float | None = None) -> Json:
+        """Body of a POST's answer; `seconds` for one that may take longer than others."""
+        answer: Json = self._body(self._send("POST", path, body, seconds))
         return answer
 
     def put(self, path: str, body: Json) -> Json:
@@ -80,9 +80,10 @@ class Sidecar:
                 return record
             time.sleep(_POLL_SECONDS)
 
-    def _send(self, method: str, path: str, body: Json | None = None) -> httpx.Response:
+    def _send(self, method: str, path: str, body: Json | None = None, seconds: float | None = None) -> httpx.Response:
+        timeout = httpx.USE_CLIENT_DEFAULT if seconds is None else seconds
         try:
-            response = self._http.request(method, path, json=body)
+            response = self._http.request(method, path, json=body, timeout=timeout)
         except ValueError:
             # A surrogate from an argument that is not UTF-8.
             raise CliError("The arguments hold something that cannot be sent: correct them.") from None

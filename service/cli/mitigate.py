@@ -1,14 +1,19 @@
 """`flipwatch mitigate`: change the served model, and take the change back."""
 
+import json
 import math
 from typing import Annotated
 
 import typer
 
+from ...monitors.fingerprint.facts import ChunkRepair
+from ..repair_words import place
 from .client import CliError, Json, Sidecar
 from .show import AsJson, console, number, print_json, print_records
 
-app = typer.Typer(help="Skip or attenuate blocks of the served model, and undo it.", no_args_is_help=True)
+app = typer.Typer(
+    help="Skip or attenuate blocks of the served model, and undo it; repair its weights.", no_args_is_help=True
+)
 
 Blocks = Annotated[list[int] | None, typer.Argument(help="Zero-based blocks.")]
 Flagged = Annotated[bool, typer.Option("--flagged", help="The blocks that the last scan flagged.")]
@@ -17,6 +22,9 @@ Force = Annotated[bool, typer.Option("--force", help="Even if the last scan says
 Id = Annotated[str, typer.Argument(help="Id of the mitigation, from `flipwatch mitigate list`.")]
 
 _COLUMNS = ("id", "state", "action", "blocks", "alpha", "loss before", "loss after", "message")
+# Before it answers, the sidecar looks at all weights.
+_SWEEP_SECONDS = 900.0
+
 _MOVING = ("pending", "applying", "verifying", "reverting")
 
 
@@ -48,6 +56,15 @@ def attenuate(
 
 
 @app.command()
+def repair(blocks: Blocks = None, flagged: Flagged = False, reason: Reason = None, as_json: AsJson = False) -> None:
+    """Put right what has changed in the weights, in these blocks or anywhere, and end the skip of such a block."""
+    if blocks and flagged:
+        raise CliError("Name the blocks, or give --flagged; not both.")
+    which = {"blocks": _which(blocks, flagged)} if blocks or flagged else {}
+    _apply({"action": "repair", **which}, reason, as_json, seconds=_SWEEP_SECONDS)
+
+
+@app.command()
 def undo(mitigation: Id, as_json: AsJson = False) -> None:
     """Set the gates of a mitigation's blocks to 1, so that they run as always."""
     with Sidecar() as sidecar:
@@ -62,7 +79,7 @@ def finish(mitigation: Id, as_json: AsJson = False) -> None:
     with Sidecar() as sidecar:
         sidecar.post(f"/v1/mitigations/{mitigation}/finish", {})
         record = _settled(sidecar, mitigation)
-    _tell(record, as_json, wanted=("active",))
+    _tell(record, as_json, wanted=("active", "repaired"))
 
 
 @app.command()
@@ -74,7 +91,9 @@ def show(mitigation: Id, as_json: AsJson = False) -> None:
         print_json(record)
         return
     for name, value in record.items():
-        console().print(f"{name:<18} {value}", markup=False)
+        if name != "repairs":
+            console().print(f"{name:<18} {value}", markup=False)
+    _print_repairs(record)
 
 
 @app.command("list")
@@ -104,11 +123,11 @@ def _which(blocks: list[int] | None, flagged: bool) -> list[int] | str:
     return "flagged" if flagged else list(blocks or [])
 
 
-def _apply(body: Json, reason: str | None, as_json: bool) -> None:
+def _apply(body: Json, reason: str | None, as_json: bool, seconds: float | None = None) -> None:
     with Sidecar() as sidecar:
-        accepted = sidecar.post("/v1/mitigations", body if reason is None else {**body, "reason": reason})
+        accepted = sidecar.post("/v1/mitigations", body if reason is None else {**body, "reason": reason}, seconds)
         record = _settled(sidecar, accepted["id"])
-    _tell(record, as_json, wanted=("active", "dry_run"))
+    _tell(record, as_json, wanted=("active", "repaired", "dry_run"))
 
 
 def _settled(sidecar: Sidecar, mitigation: str) -> Json:
@@ -118,10 +137,22 @@ def _settled(sidecar: Sidecar, mitigation: str) -> Json:
 def _tell(record: Json, as_json: bool, wanted: tuple[str, ...]) -> None:
     if as_json:
         print_json(record)
+    else:
+        _print_repairs(record)
     if record["state"] not in wanted:
         raise CliError(f"The mitigation {record['id']} ended as {record['state']}: {record['message']}")
     if not as_json:
         console().print(f"{record['id']} {record['state']}: {record['message']}", markup=False)
+
+
+def _print_repairs(record: Json) -> None:
+    """A line for each chunk of a repair: how it was put right, or why not, and what had happened to it."""
+    for body in record["repairs"]:
+        repair = ChunkRepair.model_validate_json(json.dumps(body))
+        how = repair.method.value if repair.method is not None else "intact" if repair.intact else "not repaired"
+        what = "; ".join(diagnosis.sentence() for diagnosis in repair.diagnoses) or "what changed is not known"
+        why = "" if repair.reason is None else f" ({repair.reason})"
+        console().print(f"{how:<12} {place(repair)}: {what}{why}", markup=False)
 
 
 def _loss(record: Json, when: str) -> str:

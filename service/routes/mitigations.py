@@ -4,6 +4,7 @@ from fastapi import APIRouter, Response
 
 from ...monitors.alpha_scan import AlphaScan
 from ...monitors.finding import Action
+from ...monitors.fingerprint.judgement import FingerprintFinding
 from ..gates import names
 from ..problem import Kind, ProblemError, responses
 from ..records import MitigationAction, MitigationRecord
@@ -29,16 +30,22 @@ async def list_mitigations(sidecar: TheSidecar, _: Reader, limit: Limit = 100) -
 async def start_mitigation(
     sidecar: TheSidecar, caller: access.Mitigator, response: Response, order: MitigationOrder
 ) -> Accepted:
-    """Skip or attenuate blocks in the served model, without a restart and without losing a request.
+    """Skip or attenuate blocks of the served model, or repair its weights, without a restart or a lost request.
 
-    409 when the last scan says that the loss would rise, unless the order says `force`.
+    409 when the last scan says that the loss would rise, unless the order says `force`; for a repair, which looks at
+    all weights before it answers, when nothing has changed.  A repair of a block that is skipped ends the skip.
     """
     action = MitigationAction(order.action)
+    if action is MitigationAction.REPAIR:
+        record = await sidecar.mitigator.repair(
+            _damaged(sidecar) if order.blocks == "flagged" else order.blocks, reason=order.reason, actor=caller.name
+        )
+        return await _accepted(sidecar, record, response)
     if action is MitigationAction.ATTENUATE and order.alpha is None:
         raise ProblemError(Kind.INVALID, "body.alpha: attenuate needs an alpha above 0, up to 2, and not 1.")
     record = await sidecar.mitigator.apply(
         action,
-        _flagged(sidecar) if order.blocks == "flagged" else list(order.blocks),
+        _flagged(sidecar) if order.blocks == "flagged" else list(order.blocks or ()),
         alpha=order.alpha or 0.0,
         reason=order.reason,
         actor=caller.name,
@@ -65,7 +72,7 @@ async def get_mitigation(sidecar: TheSidecar, _: Reader, mitigation_id: str) -> 
 async def undo_mitigation(
     sidecar: TheSidecar, caller: access.Mitigator, response: Response, mitigation_id: str
 ) -> Accepted:
-    """Set the gates of its blocks to 1, so that they run as always; allowed in every mode."""
+    """Set the gates of its blocks to 1, so that they run as always; allowed in every mode.  409 for a repair."""
     record = await sidecar.mitigator.undo(mitigation_id, actor=caller.name)
     return await _accepted(sidecar, record, response)
 
@@ -83,6 +90,18 @@ async def _accepted(sidecar: Sidecar, record: MitigationRecord, response: Respon
     await sidecar.follow(record)
     response.headers["location"] = f"/v1/mitigations/{record.id}"
     return Accepted(id=record.id, state=record.state)
+
+
+def _damaged(sidecar: Sidecar) -> list[int]:
+    """Blocks that any monitor flags, whatever it advises: what has not changed is not repaired anyway."""
+    if not sidecar.live.up:
+        raise ProblemError(Kind.VLLM_AWAY, sidecar.live.away)
+    findings = [state.finding for state in sidecar.live.states() if state.finding is not None]
+    blocks = {place.block for finding in findings for place in finding.places}
+    blocks |= {block for finding in findings if isinstance(finding, FingerprintFinding) for block in finding.blocks}
+    if not blocks:
+        raise ProblemError(Kind.CONFLICT, "No block is flagged by the last findings: scan, or name no blocks at all.")
+    return sorted(blocks)
 
 
 def _flagged(sidecar: Sidecar) -> list[int]:

@@ -6,12 +6,13 @@ How to use it (from any test in this folder, sync or async; it runs in a thread 
 
     with FakeServer() as server:
         server.url                      # http://127.0.0.1:PORT for `vllm.url`; the probe wants PROBE_TOKEN
-        server.harm[4] = 5.0            # block 4 adds harm: the scan must flag it
+        server.harm[4] = 5.0            # block 4 adds harm, until it is repaired: the scan must flag it
         server.outside = 1.0            # the loss is so much higher whatever block is left out, as by a bad embedding
         server.nan.add(2)               # block 2 puts out NaN unless it is skipped
         server.gates                    # what was written; `server.seen` lists all requests as "METHOD path"
         server.seconds_per_step = 0.01  # how long each step claims to hold the engine; nobody really waits
         server.refuse["POST /measurements"] = (502, "rank 1 failed")   # answer a route with a problem
+        server.weights.damage(7, 4)     # chunk 7, in block 4, has changed; see fake_weights.py
         server.restart()                # a new vLLM process: new boot_id, gates at 1, nothing remembered
         server.void()                   # running measurements become void: 409
         server.stop(); server.start()   # vLLM away and back, on the same port
@@ -34,7 +35,10 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.middleware.base import RequestResponseEndpoint
 
+from flipwatch.monitors.fingerprint.facts import RepairOrder
 from flipwatch.monitors.wire import PREFIX, Advance, Fault, FaultOrder, GateChange, MeasureOrder
+
+from .fake_weights import FakeWeights
 
 PROBE_TOKEN = "probe-token-of-the-fake"
 MODEL = "toy-model"
@@ -64,6 +68,7 @@ class FakeServer:
         self.webhooks: list[dict[str, Any]] = []
         """Bodies that reached POST /webhook."""
         self.webhook_status = 200
+        self.weights = FakeWeights()
         self._served = 0
         self._free = threading.Event()
         self._free.set()
@@ -110,6 +115,7 @@ class FakeServer:
     def restart(self) -> None:
         """Become a new vLLM process; the weights are good again, as loaded from disk."""
         self.boot_id = uuid.uuid4().hex
+        self.weights.reload()
         self.gates = [1.0] * self.num_blocks
         self.harm = [0.0] * self.num_blocks
         self.outside = 0.0
@@ -288,6 +294,18 @@ class FakeServer:
             if self.hold_after_gates:
                 self.hold()
             return JSONResponse({"gates": self.gates, "paused_seconds": 0.01})
+
+        @app.post(PREFIX + "/repairs")
+        def repairs(body: RepairOrder) -> Response:
+            if body.boot_id != self.boot_id:
+                return _problem(409, "vLLM was restarted meanwhile.")
+            report = self.weights.repair(body)
+            for repair in report.chunks:
+                for piece in repair.pieces:
+                    if repair.intact and piece.block is not None:
+                        self.harm[piece.block] = 0.0
+            self.void()
+            return JSONResponse(report.model_dump(mode="json"))
 
         @app.post(PREFIX + "/measurements")
         def order(body: MeasureOrder) -> Response:

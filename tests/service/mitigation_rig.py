@@ -110,6 +110,8 @@ class Rig:
         self.losses: list[float | Exception | None] = []
         self.readings: list[FingerprintReading | Exception] = []
         self.sweeps = 0
+        self.on_sweep: Callable[[], None] = lambda: None
+        """Runs after each look at the weights."""
         self.settings = MitigationSettings.model_validate({"mode": "enforce"} | settings)
         self.scanned: MonitorState | None = None
         self.mitigator = Mitigator(
@@ -138,6 +140,7 @@ class Rig:
         """The next prepared reading, or the true one."""
         self.sweeps += 1
         prepared = self.readings.pop(0) if self.readings else self.probe.weights.reading()
+        self.on_sweep()
         if isinstance(prepared, Exception):
             raise prepared
         return prepared
