@@ -129,7 +129,8 @@ class MitigationRecord(Record):
     id: str
     action: MitigationAction
     blocks: tuple[int, ...]
-    """Of a repair: those that its chunks reach into, none where all of them lie outside the blocks."""
+    """Of a repair: those with changed bytes, none where all of them lie outside the blocks; and those whose skip it
+    shall end."""
     alpha: float | None
     """What the blocks' gates are set to; 0 for a skip, None for a repair."""
     reason: str

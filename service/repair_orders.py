@@ -1,19 +1,18 @@
 """Orders to repair: what is to be put right is looked up first, then carried out by `RepairSteps`."""
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from uuid import uuid4
 
 from ..monitors.fingerprint.facts import ChunkRepair
 from ..monitors.wire import ModelFacts
 from .gates import names
-from .guard import NothingToRepair, check_actions_in_window, check_blocks
+from .guard import InvalidOrder, NothingToRepair, check_actions_in_window, check_blocks
 from .records import MitigationAction, MitigationRecord, MitigationState, Mode
 from .repair_steps import Mender, RepairSteps
 from .repair_words import counted, intention
 from .settings import MitigationSettings
 from .store import Store
-from .swept import Swept, blocks_of
+from .swept import blocks_of, changed_pieces
 
 
 class RepairOrders:
@@ -26,7 +25,7 @@ class RepairOrders:
         settings: MitigationSettings,
         steps: RepairSteps,
         *,
-        now: Callable[[], float] = time.time,
+        now: Callable[[], float],
     ) -> None:
         self._probe = probe
         self._store = store
@@ -42,25 +41,28 @@ class RepairOrders:
         It is `pending`, or `dry_run` where the mode is.  A named block that is skipped, and intact, has its skip ended
         and nothing else.  Raises `MitigationError` or `ProbeError`.
         """
+        if blocks is not None and len(set(blocks)) != len(blocks):
+            raise InvalidOrder("Name each block once.")
         facts = await self._probe.facts()
         if blocks is not None and facts.armed:
             check_blocks(facts, blocks)
         check_actions_in_window(self._settings, self._store.mitigations(limit=1000), self._now())
         swept = await self._steps.look()
         chosen = swept.touching(blocks)
-        ending = self._skipped(facts, swept, blocks or ())
+        held = self._held(facts)
+        ending = sorted(block for block in held & set(blocks or ()) if swept.intact(block))
         if not chosen and not ending:
             raise NothingToRepair(swept.nothing_in(blocks))
-        touched = sorted({block for bad in chosen for block in blocks_of(bad.pieces)} | set(ending))
+        touched = {block for bad in chosen for block in blocks_of(changed_pieces(bad))}
         mode = Mode(self._settings.mode)
         state, message = MitigationState.PENDING, self._will(chosen, ending)
         if mode is Mode.DRY_RUN:
-            would = intention(chosen) if chosen else f"let {names(ending)} run again, which is intact"
+            would = intention(chosen) if chosen else f"let {names(ending)} run again, as nothing has changed there"
             state, message = MitigationState.DRY_RUN, f"Dry run: would {would}; nothing was touched."
         return MitigationRecord(
             id=uuid4().hex,
             action=MitigationAction.REPAIR,
-            blocks=tuple(touched),
+            blocks=tuple(sorted(touched | (held & set(blocks or ())))),
             alpha=None,
             reason=reason,
             actor=actor,
@@ -75,29 +77,28 @@ class RepairOrders:
             message=message,
         )
 
-    def _skipped(self, facts: ModelFacts, swept: Swept, blocks: Iterable[int]) -> list[int]:
-        """Named blocks that are intact and that an active mitigation of this vLLM process holds."""
-        held = {
+    def _held(self, facts: ModelFacts) -> set[int]:
+        """Blocks that an active mitigation of this vLLM process holds."""
+        return {
             block
             for record in self._store.open_mitigations()
             if record.state is MitigationState.ACTIVE and record.boot_id == facts.boot_id
             for block in record.held
         }
-        return sorted(block for block in set(blocks) & held if swept.intact(block))
 
     @staticmethod
     def _will(chosen: Sequence[ChunkRepair], ending: Sequence[int]) -> str:
         if not chosen:
-            return f"Will let {names(ending)} run again, which is intact, as soon as the loss before is measured."
+            return f"Will let {names(ending)} run again, as nothing has changed there, once the loss is measured."
         return f"Will put {counted(chosen)} right as soon as the loss before is measured."
 
 
 def blocks_to_skip(unrepaired: Sequence[ChunkRepair], records: Iterable[MitigationRecord], boot_id: str) -> list[int]:
     """The blocks of what could not be repaired, without those that are held already.
 
-    None where a byte of it lies outside the blocks: a skip would not help.
+    None where a changed byte may lie outside the blocks: a skip would not help.
     """
-    pieces = [piece for repair in unrepaired for piece in repair.pieces]
+    pieces = [piece for repair in unrepaired for piece in changed_pieces(repair)]
     if any(piece.block is None for piece in pieces):
         return []
     held = {block for record in records if record.boot_id == boot_id for block in record.held}

@@ -109,7 +109,7 @@ class RepairSteps:
         return await self.verify(record, actor)
 
     async def resume(self, record: MitigationRecord, actor: str) -> list[ChunkRepair]:
-        """Go on with a repair that broke off: only with the chunks that are bad still."""
+        """Go on with a repair that broke off, and write only if one of its chunks is bad still."""
         try:
             swept = await self.look()
         except (WeightsUnknown, ProbeError) as error:

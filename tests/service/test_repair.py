@@ -11,6 +11,7 @@ from flipwatch.monitors.fingerprint.judgement import FingerprintFinding, judge
 from flipwatch.monitors.wire import SelfTestState
 from flipwatch.service.guard import (
     BreakerOpen,
+    InvalidOrder,
     MitigationBusy,
     ModeForbids,
     NothingToRepair,
@@ -96,13 +97,13 @@ async def test_applying_is_stored_before_a_byte_is_written() -> None:
 
 
 async def test_only_chunks_that_reach_into_the_named_blocks() -> None:
-    """A border chunk belongs to both of its blocks; what else has changed is left and told."""
+    """A border chunk belongs to both of its blocks, the change to one; what else has changed is left and told."""
     rig = Rig()
     rig.probe.weights.damage(7, 3, 4)
     rig.probe.weights.damage(8, 5)
     rig.probe.weights.damage(9, None)
     record = await rig.repair(4)
-    assert (record.state, record.blocks, ordered(rig)) == (MitigationState.REPAIRED, (3, 4), [(0, 7)])
+    assert (record.state, record.blocks, ordered(rig)) == (MitigationState.REPAIRED, (3,), [(0, 7)])
     assert record.message.endswith("; 2 other chunks changed and not part of this.")
     with pytest.raises(NothingToRepair) as refusal:
         await rig.repair(4)
@@ -118,6 +119,8 @@ async def test_nothing_to_repair_is_refused_and_recorded_nowhere() -> None:
         await rig.repair()
     with pytest.raises(UnknownBlock):
         await rig.repair(6)
+    with pytest.raises(InvalidOrder, match="each block once"):
+        await rig.repair(4, 4)
     assert (rig.store.mitigations(), rig.store.events(), rig.probe.repairs) == ([], [], [])
     rig.probe.weights.damage(7, 4)
     assert (await rig.repair()).state is MitigationState.REPAIRED
@@ -260,7 +263,7 @@ async def test_skip_of_what_cannot_be_repaired_only_if_the_operator_wants_it(all
 async def test_skip_of_what_cannot_be_repaired_has_its_limits() -> None:
     """Nothing is skipped for damage outside the blocks; a refused skip is in the audit log."""
     rig = Rig(skip_unrepaired=True)
-    rig.probe.weights.damage(7, 4, None, checkpoint="The checkpoint has moved.")
+    rig.probe.weights.damage(7, None, 4, checkpoint="The checkpoint has moved.")
     await rig.repair()
     assert len(rig.store.mitigations()) == 1
     rig.probe.weights.reload()
@@ -304,13 +307,29 @@ async def test_repair_of_an_intact_skipped_block_only_ends_the_skip() -> None:
     assert rig.history()[4:] == ["pending", "verifying", "reverting", "reverted", "repaired"]
 
 
+async def test_only_the_skip_of_a_changed_or_a_named_block_ends() -> None:
+    """A block that shares a chunk with a repaired one stays skipped: something else may be wrong with it."""
+    rig = Rig()
+    rig.probe.weights.damage(7, 3, 4)
+    skip = await rig.apply(4)
+    record = await rig.repair()
+    assert (record.state, record.blocks) == (MitigationState.REPAIRED, (3,))
+    assert (rig.stored(skip).state, rig.probe.gates[4]) == (MitigationState.ACTIVE, 0.0)
+    rig.probe.weights.damage(7, 3, 4)
+    record = await rig.repair(4)
+    assert (record.state, record.blocks) == (MitigationState.REPAIRED, (3, 4))
+    assert (rig.stored(skip).state, rig.probe.gates[4]) == (MitigationState.REVERTED, 1.0)
+
+
 async def test_dry_run_would_end_the_skip() -> None:
     """A dry run of a repair of an intact skipped block says that the block would run again."""
     rig = Rig()
     await rig.apply(4)
     cautious = Rig(rig.store, rig.probe, mode="dry-run")
     record = await cautious.repair(4)
-    assert record.message == "Dry run: would let block 4 run again, which is intact; nothing was touched."
+    assert record.message == (
+        "Dry run: would let block 4 run again, as nothing has changed there; nothing was touched."
+    )
     assert rig.probe.gates[4] == 0.0
 
 
