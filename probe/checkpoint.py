@@ -6,6 +6,7 @@ import json
 import math
 import mmap
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,13 +15,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from .stack import Stack
 
 _CHUNK = 8 << 20
 # Direct reads need offsets, lengths and memory in multiples of the device's block; no device has larger ones.
 _ALIGNMENT = 4096
 _FORMATS = ("auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "mistral")
 _LARGEST_HEADER = 100 << 20
+_NUMBERED = re.compile(r"(?:(.*?)\.)?(\d+)\.")
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -200,15 +204,46 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     return {name: stored for file in weight_files(folder) for name, stored in _header(file)}
 
 
-def tensors_under(folder: Path, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    """The checkpoint's tensors whose name starts with `prefix`, read one at a time as they are asked for.
+def tensors_by_block(folder: Path, model: nn.Module, stack: Stack) -> dict[int | None, dict[str, StoredTensor]]:
+    """The checkpoint's tensors by block and by their name there; None for those outside the blocks.
+
+    A block is told by the first number in a name, behind the path that the stack has in vLLM.  The checkpoint's path
+    may be longer or shorter at its head (a multimodal model's language model), after the model's own renaming.
 
     Raises:
-        CheckpointUnusable: as `stored_tensors` and `StoredTensor.read` do.
+        CheckpointUnusable: as `stored_tensors` does, or the names do not tell the blocks.
     """
-    for name, stored in stored_tensors(folder).items():
-        if name.startswith(prefix):
-            yield name, stored.read()
+    tensors = stored_tensors(folder)
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    places: dict[str, tuple[str, int] | None] = {}
+    for name in tensors:
+        renamed = name if mapper is None else next(iter(mapper.apply_list([name])), name)
+        match = _NUMBERED.match(renamed)
+        places[name] = (match[1] or "", int(match[2])) if match else None
+    blocks = set(range(stack.num_blocks))
+    held: dict[str, set[int]] = {}
+    for place in filter(None, places.values()):
+        held.setdefault(place[0], set()).add(place[1])
+    complete = [path for path, numbers in held.items() if blocks <= numbers]
+    named = [path for path in complete if _same_end(path, stack.path)]
+    paths = named if stack.path not in named else [stack.path]
+    if len(paths or complete) != 1:
+        raise CheckpointUnusable(
+            f"The names in the checkpoint do not tell which tensors belong to the {stack.num_blocks} blocks."
+        )
+    (path,) = paths or complete
+    found: dict[int | None, dict[str, StoredTensor]] = {}
+    for name, stored in tensors.items():
+        if (at := places[name]) is None or at[0] != path:
+            found.setdefault(None, {})[name] = stored
+        elif at[1] in blocks:
+            # Numbers beyond are layers of a draft model.
+            found.setdefault(at[1], {})[name] = stored
+    return found
+
+
+def _same_end(one: str, other: str) -> bool:
+    return bool(one) and (f".{one}".endswith(f".{other}") or f".{other}".endswith(f".{one}"))
 
 
 def _open_direct(path: Path, buffer: mmap.mmap) -> int | None:

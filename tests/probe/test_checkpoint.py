@@ -22,7 +22,7 @@ from flipwatch.probe.checkpoint import (
     checkpoint_folder,
     sha256_past_cache,
     stored_tensors,
-    tensors_under,
+    tensors_by_block,
     weight_files,
 )
 
@@ -180,18 +180,68 @@ def _tensors() -> dict[str, torch.Tensor]:
 
 
 def test_tensors_come_back_bit_for_bit(tmp_path: Path) -> None:
-    """Those under the prefix, no others, whatever their type; from two files."""
+    """Whatever their type and shape; from two files."""
     tensors = _tensors()
     names = list(tensors)
     save_file({name: tensors[name] for name in names[:3]}, tmp_path / "a.safetensors", metadata={"format": "pt"})
     save_file({name: tensors[name] for name in names[3:]}, tmp_path / "b.safetensors")
-    assert set(stored_tensors(tmp_path)) == set(names)
-    read = dict(tensors_under(tmp_path, "model.layers.1."))
-    assert set(read) == {name for name in names if name.startswith("model.layers.1.")}
-    for name, tensor in read.items():
-        expected = tensors[name]
+    stored = stored_tensors(tmp_path)
+    assert set(stored) == set(names)
+    for name, expected in tensors.items():
+        tensor = stored[name].read()
         assert (tensor.dtype, tensor.shape) == (expected.dtype, expected.shape)
         assert torch.equal(tensor.reshape(-1).view(torch.uint8), expected.reshape(-1).view(torch.uint8))
+
+
+class _Renaming:
+    """What vLLM's multimodal models have: names of the checkpoint that get another head, and some that are dropped."""
+
+    class hf_to_vllm_mapper:
+        @staticmethod
+        def apply_list(names: list[str]) -> list[str]:
+            head, new = "model.language_model.", "language_model.model."
+            return [n.replace(head, new) for n in names if "inv_freq" not in n]
+
+
+@pytest.mark.parametrize(
+    ("stack_path", "model", "names"),
+    [
+        ("model.layers", None, {"model.layers.0.a": 0, "model.layers.1.experts.0.a": 1, "model.norm": None}),
+        # A layer behind the last one is a draft model's.
+        ("model.layers", None, {"model.layers.0.a": 0, "model.layers.1.a": 1, "model.layers.2.a": "left out"}),
+        # The checkpoint's names have a shorter or a longer head.
+        ("transformer.h", None, {"h.0.a": 0, "h.1.a": 1, "wte": None}),
+        ("h", None, {"transformer.h.0.a": 0, "transformer.h.1.a": 1, "transformer.wte": None}),
+        # Another head altogether, and the only list of that length.
+        ("model.layers", None, {"gpt_neox.blocks.0.a": 0, "gpt_neox.blocks.1.a": 1, "gpt_neox.norm": None}),
+        # A vision tower has blocks too.
+        (
+            "language_model.model.layers",
+            _Renaming(),
+            {
+                "model.language_model.layers.0.a": 0,
+                "model.language_model.layers.1.a": 1,
+                "model.language_model.layers.1.inv_freq": None,
+                "model.visual.layers.0.a": None,
+                "model.visual.layers.1.a": None,
+            },
+        ),
+    ],
+)
+def test_tensors_by_block(stack_path: str, model: Any, names: dict[str, Any], tmp_path: Path) -> None:
+    """The first number behind the stack's path is the block; all the rest lies outside."""
+    save_file({name: torch.zeros(1) for name in names}, tmp_path / "model.safetensors")
+    found = tensors_by_block(tmp_path, model, SimpleNamespace(path=stack_path, num_blocks=2))
+    blocks = {name: block for block, group in found.items() for name in group}
+    assert blocks == {name: block for name, block in names.items() if block != "left out"}
+
+
+@pytest.mark.parametrize("names", [["x.0.a", "x.1.a", "y.0.a", "y.1.a"], ["model.layers.0.a"], ["a"]])
+def test_names_that_do_not_tell_the_blocks(names: list[str], tmp_path: Path) -> None:
+    """Two lists that could be it, or none that is long enough: refused, not guessed."""
+    save_file({name: torch.zeros(1) for name in names}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointUnusable, match="do not tell which tensors belong to the 2 blocks"):
+        tensors_by_block(tmp_path, None, SimpleNamespace(path="model.layers", num_blocks=2))
 
 
 @pytest.mark.parametrize(
