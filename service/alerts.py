@@ -5,9 +5,13 @@
     FlipwatchModelDrifted     k of the last n findings say that the model is damaged (its loss lies above its healthy
                               value) and name no block
     FlipwatchModelNotFinite   the last finding says that the loss of the model is not finite: fires at once
-    FlipwatchUnknown          k of the last n findings are `unknown`
+    FlipwatchWeightsChanged   the last sweep found bytes that are not those of the baseline, or a baseline that was bad:
+                              fires at once, since a digest does not err
+    FlipwatchUnknown          k of the last n findings of a monitor are `unknown`
 
-An `unknown` finding says nothing about blocks or losses: it neither fires nor resolves the first three.
+The first three are about the alpha-scan, the fourth about the fingerprint; findings of different monitors are never
+counted together.  An `unknown` finding of the alpha-scan says nothing about blocks or losses: it neither fires nor
+resolves the first three.
 """
 
 from collections import Counter, deque
@@ -19,16 +23,18 @@ from typing import Any, Literal
 
 import structlog
 
+from ..monitors.alpha_scan import AlphaScan
 from ..monitors.finding import Health
 from .records import FindingRecord
 
 BLOCK_FLAGGED = "FlipwatchBlockFlagged"
 DRIFTED = "FlipwatchModelDrifted"
 NOT_FINITE = "FlipwatchModelNotFinite"
+WEIGHTS_CHANGED = "FlipwatchWeightsChanged"
 UNKNOWN = "FlipwatchUnknown"
-NAMES = (BLOCK_FLAGGED, DRIFTED, NOT_FINITE, UNKNOWN)
+NAMES = (BLOCK_FLAGGED, DRIFTED, NOT_FINITE, WEIGHTS_CHANGED, UNKNOWN)
 
-_SEVERITY = {BLOCK_FLAGGED: "critical", DRIFTED: "critical", NOT_FINITE: "critical", UNKNOWN: "warning"}
+_SEVERITY = {name: "warning" if name == UNKNOWN else "critical" for name in NAMES}
 
 # What Alertmanager writes for "not ended yet".
 _NO_END = "0001-01-01T00:00:00Z"
@@ -41,40 +47,46 @@ class Alert:
     """One alert that fires."""
 
     name: str
+    monitor: str
     block: int | None
     since: float
     """UTC epoch seconds of the finding that made it fire."""
     summary: str
     description: str
 
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What tells it from others; in the order in which alerts are shown."""
+        return self.name, self.monitor, -1 if self.block is None else self.block
+
 
 class Alerts:
-    """The alerts of one monitor's findings.
+    """The alerts of all monitors' findings.
 
     `send` takes an Alertmanager webhook body each time that alerts of one name start or end; it must return at once.
     """
 
     def __init__(self, *, k: int, n: int, send: Callable[[dict[str, Any]], None] | None = None) -> None:
         self._k = k
+        self._n = n
         self._send = send
-        self._judged: deque[FindingRecord] = deque(maxlen=n)
-        self._all: deque[FindingRecord] = deque(maxlen=n)
-        self._firing: dict[tuple[str, int | None], Alert] = {}
+        self._windows: dict[str, _Window] = {}
+        self._firing: dict[tuple[str, str, int], Alert] = {}
 
     @property
     def firing(self) -> list[Alert]:
-        """All alerts that fire, by name and block."""
-        return sorted(self._firing.values(), key=lambda alert: (alert.name, -1 if alert.block is None else alert.block))
+        """All alerts that fire, by name, monitor and block."""
+        return [self._firing[key] for key in sorted(self._firing)]
 
     @property
     def confirmed_blocks(self) -> frozenset[int]:
-        """Blocks that k of the last n findings flag: what an automatic mitigation may act on."""
-        return frozenset(block for block, count in self._counts().items() if count >= self._k)
+        """Blocks that k of the last n alpha-scans flag: what an automatic mitigation may skip."""
+        return self._window(AlphaScan.name).confirmed_blocks
 
     def restore(self, findings: Iterable[FindingRecord]) -> None:
         """Come to the state that these findings, oldest first, have led to; nothing is logged or sent again.
 
-        Give the last n, and the last n that are not `unknown`: each alert counts one of the two.
+        Give the last n of each monitor, and its last n that are not `unknown`: each alert counts one of the two.
         """
         for finding in findings:
             self._step(finding)
@@ -86,40 +98,18 @@ class Alerts:
             self._tell("firing", [alert for alert in started if alert.name == name], finding.created_at, model_name)
             self._tell("resolved", [alert for alert in ended if alert.name == name], finding.created_at, model_name)
 
+    def _window(self, monitor: str) -> "_Window":
+        return self._windows.setdefault(monitor, _Window(monitor, self._k, self._n))
+
     def _step(self, finding: FindingRecord) -> tuple[list[Alert], list[Alert]]:
         """Returns the alerts that start and those that end."""
-        self._all.append(finding)
-        if finding.health is not Health.UNKNOWN:
-            self._judged.append(finding)
-        wanted = {(alert.name, alert.block): alert for alert in self._wanted(finding)}
-        started = [alert for key, alert in wanted.items() if key not in self._firing]
-        ended = [alert for key, alert in self._firing.items() if key not in wanted]
-        self._firing = {key: self._firing.get(key, alert) for key, alert in wanted.items()}
+        wanted = {alert.key: alert for alert in self._window(finding.monitor).take(finding)}
+        before = {key: alert for key, alert in self._firing.items() if alert.monitor == finding.monitor}
+        started = [alert for key, alert in wanted.items() if key not in before]
+        ended = [alert for key, alert in before.items() if key not in wanted]
+        others = {key: alert for key, alert in self._firing.items() if key not in before}
+        self._firing = others | {key: before.get(key, alert) for key, alert in wanted.items()}
         return started, ended
-
-    def _wanted(self, finding: FindingRecord) -> Iterable[Alert]:
-        at = finding.created_at
-        flagging = sum(1 for judged in self._judged if _reasons(judged))
-        if flagging >= self._k:
-            counts = self._counts()
-            for block in sorted(self.confirmed_blocks or counts):
-                last = next(_reasons(judged)[block] for judged in reversed(self._judged) if block in _reasons(judged))
-                description = f"Flagged in {counts[block]} of the last {len(self._judged)} findings; {last}."
-                yield Alert(BLOCK_FLAGGED, block, at, f"Block {block} does harm", description)
-        drifted = [judged for judged in self._judged if _drifted(judged)]
-        if len(drifted) >= self._k:
-            description = f"{len(drifted)} of the last {len(self._judged)} findings; {drifted[-1].body['reason']}"
-            yield Alert(DRIFTED, None, at, "The served model is damaged, and no block is the cause", description)
-        if self._judged and _not_finite(self._judged[-1]):
-            reason = str(self._judged[-1].body["reason"])
-            yield Alert(NOT_FINITE, None, at, "The loss of the served model is not finite", reason)
-        unknown = [seen for seen in self._all if seen.health is Health.UNKNOWN]
-        if len(unknown) >= self._k:
-            description = f"{len(unknown)} of the last {len(self._all)} findings; {unknown[-1].body['reason']}"
-            yield Alert(UNKNOWN, None, at, "Flipwatch cannot tell whether the model is healthy", description)
-
-    def _counts(self) -> Counter[int]:
-        return Counter(block for finding in self._judged for block in _reasons(finding))
 
     def _tell(self, status: Literal["firing", "resolved"], alerts: list[Alert], at: float, model_name: str) -> None:
         if not alerts:
@@ -131,12 +121,75 @@ class Alerts:
             self._send(webhook_body(status, alerts, at, model_name))
 
 
+class _Window:
+    """The last findings of one monitor, and the alerts that they make."""
+
+    def __init__(self, monitor: str, k: int, n: int) -> None:
+        self._monitor = monitor
+        self._k = k
+        self._judged: deque[FindingRecord] = deque(maxlen=n)
+        self._all: deque[FindingRecord] = deque(maxlen=n)
+        self._swept: FindingRecord | None = None
+        """The last that says how many chunks are bad; also one that is unknown because not all bytes are covered."""
+
+    @property
+    def confirmed_blocks(self) -> frozenset[int]:
+        """Blocks that k of the last n findings flag."""
+        return frozenset(block for block, count in self._counts().items() if count >= self._k)
+
+    def take(self, finding: FindingRecord) -> Iterable[Alert]:
+        """The alerts that fire with this finding as the last one."""
+        self._all.append(finding)
+        if finding.health is not Health.UNKNOWN:
+            self._judged.append(finding)
+        if "bad_chunks" in finding.body:
+            self._swept = finding
+        yield from self._of_blocks(finding.created_at)
+        if self._monitor == AlphaScan.name:
+            yield from self._of_the_loss(finding.created_at)
+        if self._swept is not None and self._swept.health is Health.FAILED:
+            changed = "The served weights have changed" if self._swept.body["bad_chunks"] else "The weights are bad"
+            yield self._alert(WEIGHTS_CHANGED, finding.created_at, changed, str(self._swept.body["reason"]))
+        unknown = [seen for seen in self._all if seen.health is Health.UNKNOWN]
+        if len(unknown) >= self._k:
+            description = (
+                f"{len(unknown)} of the last {len(self._all)} findings of {self._monitor}; {unknown[-1].body['reason']}"
+            )
+            summary = "Flipwatch cannot tell whether the model is healthy"
+            yield self._alert(UNKNOWN, finding.created_at, summary, description)
+
+    def _of_blocks(self, at: float) -> Iterable[Alert]:
+        flagging = sum(1 for judged in self._judged if _reasons(judged))
+        if flagging < self._k:
+            return
+        counts = self._counts()
+        for block in sorted(self.confirmed_blocks or counts):
+            last = next(_reasons(judged)[block] for judged in reversed(self._judged) if block in _reasons(judged))
+            description = f"Flagged in {counts[block]} of the last {len(self._judged)} findings; {last}."
+            yield self._alert(BLOCK_FLAGGED, at, f"Block {block} does harm", description, block)
+
+    def _of_the_loss(self, at: float) -> Iterable[Alert]:
+        drifted = [judged for judged in self._judged if _drifted(judged)]
+        if len(drifted) >= self._k:
+            description = f"{len(drifted)} of the last {len(self._judged)} findings; {drifted[-1].body['reason']}"
+            yield self._alert(DRIFTED, at, "The served model is damaged, and no block is the cause", description)
+        if self._judged and _not_finite(self._judged[-1]):
+            reason = str(self._judged[-1].body["reason"])
+            yield self._alert(NOT_FINITE, at, "The loss of the served model is not finite", reason)
+
+    def _alert(self, name: str, at: float, summary: str, description: str, block: int | None = None) -> Alert:
+        return Alert(name, self._monitor, block, at, summary, description)
+
+    def _counts(self) -> Counter[int]:
+        return Counter(block for finding in self._judged for block in _reasons(finding))
+
+
 def webhook_body(
     status: Literal["firing", "resolved"], alerts: list[Alert], at: float, model_name: str
 ) -> dict[str, Any]:
     """Alertmanager's webhook JSON, version 4, for alerts of one name."""
     group = {"alertname": alerts[0].name, "model_name": model_name}
-    common = group | {"severity": _SEVERITY[alerts[0].name]}
+    common = group | {"severity": _SEVERITY[alerts[0].name], "monitor": alerts[0].monitor}
     entries = []
     for alert in alerts:
         labels = common if alert.block is None else common | {"block": str(alert.block)}

@@ -20,8 +20,8 @@ from ..monitors.alpha_scan import (
 from ..monitors.alpha_scan.reading import rounds
 from ..monitors.finding import Finding, Health
 from ..monitors.wire import ModelFacts
-from .measuring import Measured
 from .records import Event
+from .scan_measure import Measured
 from .store import Store
 
 

@@ -1,11 +1,13 @@
 """What the sidecar knows right now: the served model, the state of each monitor, its own counts."""
 
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ..monitors.finding import Finding, Health
+from ..monitors.fingerprint.facts import FingerprintReading, IntegrityFacts
+from ..monitors.fingerprint.judgement import CheckpointVerdict
 from ..monitors.wire import ModelFacts, SelfTestState
 
 # A finding counts for so many intervals of the clock.
@@ -26,12 +28,39 @@ class MonitorState:
 
 
 @dataclass
+class Tally:
+    """What one monitor's scans came to since the start of this process."""
+
+    started: int = 0
+    failures: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    parts: int = 0
+    held_seconds: float = 0.0
+    """Time for which its parts held the engine."""
+    last_at: float | None = None
+    """Epoch seconds at which the last scan that gave a reading ended."""
+    last_seconds: float | None = None
+
+
+@dataclass
+class Integrity:
+    """What is known about the bytes of the vLLM process of now."""
+
+    facts: IntegrityFacts | None = None
+    """The baselines as last heard."""
+    reading: FingerprintReading | None = None
+    """The last sweep."""
+    verdict: CheckpointVerdict | None = None
+    """The last check of the checkpoint; may be of an earlier process until the first look at this one."""
+
+
+@dataclass
 class Live:
-    """The state that routes, metrics and page show.  Written by the runner, the watcher and the scheduler only."""
+    """The state that routes, metrics and page show.  Written by the runner, its jobs, the watcher and the scheduler."""
 
     monitors: tuple[str, ...]
-    every_minutes: float | None = None
-    """Time from one scan by the clock to the next; None when there are none."""
+    every_minutes: Mapping[str, float | None] = field(default_factory=dict)
+    """Monitor -> time from one scan by the clock to the next; None when there are none."""
     now: Callable[[], float] = time.time
     """Epoch seconds."""
     facts: ModelFacts | None = None
@@ -42,17 +71,14 @@ class Live:
     away: str = "The probe has not answered yet."
     """Why the probe does not answer, one sentence; counts only while it is not up."""
     restarts_seen: int = 0
-
-    scans: int = 0
-    scan_failures: int = 0
-    scans_skipped: Counter[str] = field(default_factory=Counter)
-    scan_parts: int = 0
-    engine_held_seconds: float = 0.0
-    last_scan_at: float | None = None
-    """Epoch seconds at which the last scan that gave a reading ended."""
-    last_scan_seconds: float | None = None
+    integrity: Integrity = field(default_factory=Integrity)
 
     _states: dict[str, MonitorState] = field(default_factory=dict)
+    _tallies: defaultdict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
+
+    def tally(self, monitor: str) -> Tally:
+        """What the monitor's scans came to."""
+        return self._tallies[monitor]
 
     def state(self, monitor: str) -> MonitorState:
         """The monitor's state; unknown while the probe is away or the finding is old, whatever was found before."""
@@ -61,9 +87,10 @@ class Live:
         )
         if not self.up:
             return MonitorState(monitor, Health.UNKNOWN, self.away, known.at)
-        if known.health is not Health.UNKNOWN and known.at is not None and self.every_minutes is not None:
+        every = self.every_minutes.get(monitor)
+        if known.health is not Health.UNKNOWN and known.at is not None and every is not None:
             # A scan that takes longer than the interval is none that is missing.
-            between = max(self.every_minutes, (self.last_scan_seconds or 0.0) / 60.0)
+            between = max(every, (self.tally(monitor).last_seconds or 0.0) / 60.0)
             age = (self.now() - known.at) / 60.0
             if age > _OLD * between:
                 reason = f"The last finding is {age:.0f} minutes old, though a scan is due every {between:g}."
@@ -87,6 +114,7 @@ class Live:
     def restarted(self) -> None:
         """vLLM is a new process: what was found in the old one says nothing about it."""
         self.restarts_seen += 1
+        self.integrity = Integrity()
         for monitor in self.monitors:
             self._states[monitor] = MonitorState(
                 monitor, Health.UNKNOWN, "vLLM was restarted and has not been scanned since."

@@ -13,14 +13,14 @@ from prometheus_client.registry import Collector
 from .. import __version__
 from ..monitors.alpha_scan import AlphaScan, AlphaScanFinding, Profile, Thresholds
 from ..monitors.finding import Health
+from ..monitors.fingerprint.facts import Method
 from .alerts import NAMES, Alerts
 from .live import Live
+from .metrics_integrity import counter, of_weights, skipped
 from .metrics_scores import of_blocks, of_profile, of_thresholds
 from .records import MitigationAction, MitigationRecord, MitigationState
 from .sidecar import Sidecar
 from .store import StoreError
-
-SKIPPED = ("running", "interrupted", "misfire")
 
 
 class SidecarCollector(Collector):
@@ -36,6 +36,7 @@ class SidecarCollector(Collector):
         open_mitigations: Callable[[], Iterable[MitigationRecord]],
         mitigations_done: Callable[[], Mapping[MitigationAction, int]],
         mitigations_failed: Callable[[], Mapping[MitigationAction, int]],
+        repaired_chunks: Callable[[], Mapping[Method, int]],
         deliveries: Callable[[], tuple[int, int]],
     ) -> None:
         self._live = live
@@ -45,6 +46,7 @@ class SidecarCollector(Collector):
         self._open_mitigations = open_mitigations
         self._mitigations_done = mitigations_done
         self._mitigations_failed = mitigations_failed
+        self._repaired_chunks = repaired_chunks
         self._deliveries = deliveries
 
     def describe(self) -> Iterable[Metric]:
@@ -138,18 +140,18 @@ class SidecarCollector(Collector):
         yield state
 
     def _scans(self) -> Iterable[Metric]:
-        live = self._live
+        tally = self._live.tally(AlphaScan.name)
         at = GaugeMetricFamily(
             "flipwatch_last_scan_timestamp_seconds", "Unix time at which the last successful scan ended."
         )
-        if live.last_scan_at is not None:
-            at.add_metric([], live.last_scan_at)
+        if tally.last_at is not None:
+            at.add_metric([], tally.last_at)
         yield at
         took = GaugeMetricFamily(
             "flipwatch_scan_duration_seconds", "Wall time of the last successful scan, pauses included."
         )
-        if live.last_scan_seconds is not None:
-            took.add_metric([], live.last_scan_seconds)
+        if tally.last_seconds is not None:
+            took.add_metric([], tally.last_seconds)
         yield took
         passes = GaugeMetricFamily(
             "flipwatch_scan_passes", "What the last scan cost, in forward passes over the validation set."
@@ -157,31 +159,31 @@ class SidecarCollector(Collector):
         if self._finding is not None:
             passes.add_metric([], self._finding.passes)
         yield passes
-        yield _counter("scans", "Scans that were started.", live.scans)
-        yield _counter("scan_failures", "Scans that could not be done.", live.scan_failures)
-        skipped = CounterMetricFamily(
-            "flipwatch_scans_skipped",
-            "Scans that were due and did not start (running, misfire), or gave way to a mitigation (interrupted).",
-            labels=["reason"],
-        )
-        for reason in sorted({*SKIPPED, *live.scans_skipped}):
-            skipped.add_metric([reason], live.scans_skipped[reason])
-        yield skipped
-        yield _counter("scan_parts", "Parts of scans; the engine serves between two of them.", live.scan_parts)
-        yield _counter(
-            "engine_held_seconds", "Time for which parts of scans held vLLM's engine.", live.engine_held_seconds
-        )
-        yield _counter("vllm_restarts_seen", "Restarts of vLLM that the sidecar noticed.", live.restarts_seen)
+        yield counter("scans", "Scans that were started.", tally.started)
+        yield counter("scan_failures", "Scans that could not be done.", tally.failures)
+        yield skipped("scans", "Scans", tally)
+        yield counter("scan_parts", "Parts of scans; the engine serves between two of them.", tally.parts)
+        yield counter("engine_held_seconds", "Time for which parts of scans held vLLM's engine.", tally.held_seconds)
+        yield from of_weights(self._live, self._name)
+        yield counter("vllm_restarts_seen", "Restarts of vLLM that the sidecar noticed.", self._live.restarts_seen)
 
     def _mitigations(self) -> Iterable[Metric]:
         for name, text, counts in (
-            ("mitigations", "Mitigations that became active.", self._mitigations_done()),
+            ("mitigations", "Mitigations that became active, and verified repairs.", self._mitigations_done()),
             ("mitigation_failures", "Mitigations and undos that failed, or may have.", self._mitigations_failed()),
         ):
             family = CounterMetricFamily(f"flipwatch_{name}", text, labels=["action"])
             for action in MitigationAction:
                 family.add_metric([action.value], counts.get(action, 0))
             yield family
+        chunks = CounterMetricFamily(
+            "flipwatch_repaired_chunks",
+            "Chunks of the weights that were put right, by where their bytes came from.",
+            labels=["method"],
+        )
+        for method in Method:
+            chunks.add_metric([method.value], self._repaired_chunks().get(method, 0))
+        yield chunks
         active = GaugeMetricFamily(
             "flipwatch_mitigation_active",
             "Whether an active mitigation holds the block (1) or not (0).",
@@ -198,7 +200,7 @@ class SidecarCollector(Collector):
                 block
                 for record in records
                 if record.state is MitigationState.ACTIVE and record.boot_id == facts.boot_id
-                for block in record.blocks
+                for block in record.held
             }
             for block in range(facts.num_blocks):
                 active.add_metric([self._name, str(block)], int(block in held))
@@ -213,8 +215,8 @@ class SidecarCollector(Collector):
             firing.add_metric([name], int(name in names))
         yield firing
         sent, failures = self._deliveries()
-        yield _counter("alerts_sent", "Alert messages that the webhook accepted.", sent)
-        yield _counter("alert_failures", "Alert messages that could not be delivered.", failures)
+        yield counter("alerts_sent", "Alert messages that the webhook accepted.", sent)
+        yield counter("alert_failures", "Alert messages that could not be delivered.", failures)
 
 
 def registry(sidecar: Sidecar) -> CollectorRegistry:
@@ -230,6 +232,7 @@ def registry(sidecar: Sidecar) -> CollectorRegistry:
             open_mitigations=sidecar.store.open_mitigations,
             mitigations_done=lambda: sidecar.mitigator.done,
             mitigations_failed=lambda: sidecar.mitigator.failed,
+            repaired_chunks=lambda: sidecar.mitigator.repaired,
             deliveries=lambda: (0, 0) if webhook is None else (webhook.sent, webhook.failures),
         )
     )
@@ -240,7 +243,3 @@ def registry(sidecar: Sidecar) -> CollectorRegistry:
 
 def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(f"flipwatch_{name}", text, value=value)
-
-
-def _counter(name: str, text: str, value: float) -> Metric:
-    return CounterMetricFamily(f"flipwatch_{name}", text, value=value)

@@ -1,4 +1,4 @@
-"""The one loop that scans: measures, judges, stores, tells.
+"""The one loop that scans: runs a job, stores what it found, tells.
 
 ScanBusy        another measurement runs
 """
@@ -6,33 +6,22 @@ ScanBusy        another measurement runs
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 from uuid import uuid4
 
 import structlog
 
-from ..monitors.alpha_scan import (
-    AlphaScan,
-    AlphaScanFinding,
-    AlphaScanPlan,
-    AlphaScanReading,
-    Strategy,
-    alphas_of,
-)
-from ..monitors.finding import Action, Finding, Health
-from ..monitors.wire import ModelFacts
-from .baseline import Baseline, BaselineError
+from ..monitors.finding import Finding, Health
+from .job import Job, Outcome
 from .live import Live
-from .measuring import Measured, Measurer, ScanError
-from .mitigation_steps import ITSELF, LossUnavailable
-from .probe import Probe, ProbeError
-from .records import FindingRecord, ScanRecord, ScanState, ScanTrigger
-from .settings import ScanSettings
+from .measuring import ScanError
+from .probe import ProbeError
+from .records import FindingRecord, ScanRecord, ScanState
 from .store import Store, StoreError
-from .validation_set import ValidationSet, ValidationSetError
+from .validation_set import ValidationSetError
 from .vllm import VllmError
-from .watcher import Watcher
 
-Grid = str | list[float]
+T = TypeVar("T")
 
 _log = structlog.get_logger(__name__)
 
@@ -44,39 +33,24 @@ class ScanBusy(Exception):
 class Runner:
     """Runs one measurement at a time.
 
-    `told` is awaited with each finding after it has been stored: alerts and automatic mitigation hang on it.
-    `changing` says whether somebody changes the model right now: no scan starts then.
+    `loss` measures the loss of the model as served now, for `Runner.loss`.  `told` is awaited with each finding after
+    it has been stored: alerts and automatic mitigation hang on it.  `changing` says whether somebody changes the model
+    right now: no scan starts then.
     """
 
     def __init__(
         self,
-        settings: ScanSettings,
-        monitor: AlphaScan,
         *,
         live: Live,
         store: Store,
-        probe: Probe,
-        watcher: Watcher,
-        validation: ValidationSet,
-        baseline: Baseline,
+        loss: Callable[[], Awaitable[float | None]],
         told: Callable[[Finding, FindingRecord], Awaitable[None]],
         changing: Callable[[], bool],
-        rest: Callable[[float], Awaitable[None]] = asyncio.sleep,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._settings = settings
-        self._monitor = monitor
         self._live = live
         self._store = store
-        self._measurer = Measurer(
-            part_budget_ms=settings.part_budget_ms,
-            live=live,
-            probe=probe,
-            watcher=watcher,
-            validation=validation,
-            rest=rest,
-        )
-        self._baseline = baseline
+        self._loss = loss
         self._told = told
         self._changing = changing
         self._now = now
@@ -87,7 +61,7 @@ class Runner:
 
     # Scans
 
-    def start(self, trigger: ScanTrigger, grid: Grid | None = None) -> ScanRecord:
+    def start(self, job: Job) -> ScanRecord:
         """Start a scan in the background; raises `ScanBusy` when one runs or the model is being changed.
 
         A store that does not work stops no scan: what is found is shown and alerted on all the same.
@@ -98,18 +72,23 @@ class Runner:
             raise ScanBusy("A mitigation is on its way: wait until it has ended.")
         record = ScanRecord(
             id=uuid4().hex,
-            monitor=self._monitor.name,
+            monitor=job.monitor,
             state=ScanState.QUEUED,
-            trigger=trigger,
+            trigger=job.trigger,
             created_at=self._now(),
         )
         self._keep(record)
-        self._task = asyncio.create_task(self._scan(record, grid), name=f"scan {record.id}")
+        self._task = asyncio.create_task(self._scan(record, job), name=f"scan {record.id}")
         return record
 
-    async def run(self, trigger: ScanTrigger) -> None:
-        """Start a scan and wait for its end, whatever that is; raises `ScanBusy`."""
-        self.start(trigger)
+    async def run(self, job: Job) -> None:
+        """Start a scan and wait for its end, whatever that is; raises `ScanBusy`.
+
+        A scan of another monitor that runs goes first: two that are due at the same time must not shut each other out.
+        """
+        while self.scanning not in (None, job.monitor):
+            await self.idle()
+        self.start(job)
         await self.idle()
 
     async def idle(self) -> None:
@@ -120,7 +99,14 @@ class Runner:
     @property
     def running(self) -> bool:
         """Is anything being measured?"""
-        return self._engine.locked() or (self._task is not None and not self._task.done())
+        return self._engine.locked() or self.scanning is not None
+
+    @property
+    def scanning(self) -> str | None:
+        """The monitor whose scan runs, if any."""
+        if self._task is None or self._task.done() or self._progress is None:
+            return None
+        return self._progress.monitor
 
     def record(self, scan_id: str) -> ScanRecord | None:
         """The scan of this id, with its progress of right now."""
@@ -146,46 +132,26 @@ class Runner:
     async def loss(self) -> float | None:
         """Loss in nats per scored token of the model as served now; None when it is not finite.
 
-        A running scan gives way: the model is about to change under it.  Parts keep to their budget, but nothing rests
-        between them: help must not wait.  Raises `LossUnavailable` or `ProbeError`.
+        For mitigations, as `alone`.  Raises `LossUnavailable` or `ProbeError`.
         """
+        return await self.alone(self._loss)
+
+    async def alone(self, measure: Callable[[], Awaitable[T]]) -> T:
+        """Measure for a mitigation: a scan that runs gives way, because the model is about to change under it."""
         await self.interrupt("A mitigation took the engine; a new scan follows.")
         async with self._engine:
-            try:
-                measured = await self._measurer.measure(self._monitor, [], duty=1.0, note=lambda *_: None)
-            except (ScanError, VllmError, ValidationSetError) as error:
-                raise LossUnavailable(str(error)) from error
-        finding = self._monitor.judge(measured.readings)
-        if not finding.sequences:
-            raise LossUnavailable("Nothing was measured.")
-        return finding.base_loss_nats
+            return await measure()
 
-    async def order(self) -> tuple[ModelFacts, AlphaScanPlan]:
-        """The model of now, and what a scan of it by the settings measures; raises what `Measurer.order` raises."""
-        return await self._measurer.order(alphas_of(self._settings.grid))
-
-    async def _scan(self, record: ScanRecord, grid: Grid | None) -> None:
-        log = _log.bind(scan_id=record.id)
-        self._live.scans += 1
+    async def _scan(self, record: ScanRecord, job: Job) -> None:
+        log = _log.bind(scan_id=record.id, monitor=job.monitor)
+        tally = self._live.tally(job.monitor)
+        tally.started += 1
         started = time.monotonic()
-        readings: list[AlphaScanReading] = []
         error: str | None = None
-        profile_refusal: str | None = None
         try:
             async with self._engine:
                 self._keep(record.model_copy(update={"state": ScanState.RUNNING}))
-                measured = await self._measurer.measure(
-                    self._scanner(record.trigger),
-                    alphas_of(grid or self._settings.grid),
-                    duty=self._settings.duty,
-                    note=self._note,
-                    fitting=self._baseline.fitting,
-                )
-            readings = measured.readings
-            judged = self._judge(measured)
-            if record.trigger is ScanTrigger.BASELINE:
-                profile_refusal = self._recorded(measured, judged)
-            finding: Finding = self._as_offered(judged)
+                outcome = await job.measure(self._note)
         except asyncio.CancelledError as cancelled:
             self._interrupted(self._current(record), str(cancelled) or "The sidecar was stopped.")
             raise
@@ -196,20 +162,18 @@ class Runner:
             log.exception("scan broke off")
             error = f"The scan failed inside Flipwatch ({type(unknown).__name__}: {unknown})."
         if error is None:
-            self._live.last_scan_at = self._now()
-            self._live.last_scan_seconds = time.monotonic() - started
+            tally.last_at = self._now()
+            tally.last_seconds = time.monotonic() - started
         else:
-            self._live.scan_failures += 1
-            finding = Finding(monitor=self._monitor.name, health=Health.UNKNOWN, reason=error)
-        ended = self._current(record).model_copy(update={"profile_refusal": profile_refusal})
-        kept = self._conclude(ended, finding, readings, error)
-        log.info("scan ended", health=finding.health.value, reason=finding.reason)
-        await self._told(finding, kept)
+            tally.failures += 1
+            outcome = Outcome(Finding(monitor=job.monitor, health=Health.UNKNOWN, reason=error), [])
+        kept = self._conclude(self._current(record), outcome, error)
+        log.info("scan ended", health=outcome.finding.health.value, reason=outcome.finding.reason)
+        await self._told(outcome.finding, kept)
 
-    def _conclude(
-        self, record: ScanRecord, finding: Finding, readings: list[AlphaScanReading], error: str | None
-    ) -> FindingRecord:
+    def _conclude(self, record: ScanRecord, outcome: Outcome, error: str | None) -> FindingRecord:
         """Show and store the outcome."""
+        finding = outcome.finding
         kept = FindingRecord(
             id=uuid4().hex,
             scan_id=record.id,
@@ -222,44 +186,13 @@ class Runner:
         state = ScanState.DONE if error is None else ScanState.FAILED
         finding_id: str | None = kept.id
         try:
-            self._store.add_finding(kept, [reading.model_dump(mode="json") for reading in readings])
+            self._store.add_finding(kept, outcome.readings)
         except StoreError as full:
             _log.error("finding not stored", reason=str(full))
             finding_id, error = None, error or str(full)
-        self._end(record, state, error=error, finding_id=finding_id)
+        ended = record.model_copy(update={"profile_refusal": outcome.profile_refusal})
+        self._end(ended, state, error=error, finding_id=finding_id)
         return kept
-
-    def _scanner(self, trigger: ScanTrigger) -> AlphaScan:
-        """The monitor of the settings; for a profile it measures every block on every sequence."""
-        if trigger is not ScanTrigger.BASELINE:
-            return self._monitor
-        return AlphaScan(self._monitor.thresholds, Strategy.PLAIN, self._monitor.max_faults)
-
-    def _judge(self, measured: Measured) -> AlphaScanFinding:
-        """With the clean profile where it fits; where it does not, the reason says so."""
-        finding = self._monitor.judge(measured.readings, measured.profile)
-        if self._baseline.misfit is None:
-            return finding
-        return finding.model_copy(
-            update={"reason": f"{finding.reason}; the one that is kept does not fit: {self._baseline.misfit}"}
-        )
-
-    def _recorded(self, measured: Measured, finding: AlphaScanFinding) -> str | None:
-        """Make the clean profile of this scan; why that cannot be, or None."""
-        try:
-            self._baseline.record(measured, finding, ITSELF)
-        except (BaselineError, StoreError) as refusal:
-            return str(refusal)
-        return None
-
-    def _as_offered(self, finding: AlphaScanFinding) -> Finding:
-        """Suggest a skip only where the gates are known to act."""
-        refusal = self._live.gates_refusal()
-        if finding.action is not Action.SKIP or refusal is None:
-            return finding
-        return finding.model_copy(
-            update={"action": Action.INVESTIGATE, "reason": f"{finding.reason}; no skip is offered: {refusal}"}
-        )
 
     # Book-keeping
 
@@ -268,7 +201,7 @@ class Runner:
             self._progress = self._progress.model_copy(update={"steps_done": done, "steps_total": total})
 
     def _interrupted(self, record: ScanRecord, why: str) -> None:
-        self._live.scans_skipped["interrupted"] += 1
+        self._live.tally(record.monitor).skipped["interrupted"] += 1
         _log.info("scan interrupted", scan_id=record.id, reason=why)
         self._end(record, ScanState.FAILED, error=why)
 

@@ -1,6 +1,7 @@
-"""When things happen: scans by the clock and by served requests, and the look at vLLM every few seconds."""
+"""When things happen: scans and sweeps by the clock, scans by served requests, the look at vLLM every few seconds."""
 
 import asyncio
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -8,33 +9,53 @@ import structlog
 from apscheduler.events import EVENT_JOB_MAX_INSTANCES, EVENT_JOB_MISSED, JobEvent
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
+from ..monitors.alpha_scan import AlphaScan
+from ..monitors.fingerprint.judgement import NAME as FINGERPRINT
+from .job import Job
 from .live import Live
+from .mitigation_steps import ITSELF
 from .records import ScanTrigger
 from .runner import Runner, ScanBusy
+from .scan_job import Scans
 from .settings import Settings
+from .sweep_job import Sweeps
 from .vllm import Vllm, VllmError
 from .watcher import Watcher
 
 _log = structlog.get_logger(__name__)
 
-_SCAN = "scan"
 _LOOK = "look"
 
 
 class Schedule:
-    """The sidecar's clock.  A scan that is due while another one runs is skipped and counted."""
+    """The sidecar's clock.
 
-    def __init__(self, settings: Settings, live: Live, runner: Runner, watcher: Watcher, vllm: Vllm) -> None:
-        self._every_minutes = settings.scan.every_minutes
+    A scan that is due while another one of the same monitor runs is skipped and counted; one of the other monitor is
+    waited for.
+    """
+
+    def __init__(
+        self, settings: Settings, live: Live, runner: Runner, scans: Scans, sweeps: Sweeps, watcher: Watcher, vllm: Vllm
+    ) -> None:
+        self._every_minutes = {
+            AlphaScan.name: settings.scan.every_minutes,
+            FINGERPRINT: settings.fingerprint.every_minutes,
+        }
+        self._check_checkpoint = settings.fingerprint.check_checkpoint
         self._every_requests = settings.scan.every_requests
         self._poll_seconds = settings.vllm.poll_seconds
         self._live = live
         self._runner = runner
+        self._scans = scans
+        self._sweeps = sweeps
         self._watcher = watcher
         self._vllm = vllm
+        self._jobs: dict[str, Callable[[ScanTrigger], Job]] = {AlphaScan.name: scans.job, FINGERPRINT: sweeps.sweep}
         self._counted_from: int | None = None
         """vLLM's count of served requests when the last scan by requests began."""
-        self._scanned_boot: str | None = None
+        self._met_boot: str | None = None
+        self._meeting: asyncio.Task[None] | None = None
+        """Starts the scans of a vLLM that has just arrived, one by one."""
         self._scheduler = AsyncIOScheduler(timezone=UTC, job_defaults={"coalesce": True, "max_instances": 1})
         self._scheduler.add_listener(self._not_run, EVENT_JOB_MAX_INSTANCES | EVENT_JOB_MISSED)
 
@@ -48,15 +69,18 @@ class Schedule:
             next_run_time=datetime.now(UTC),
             misfire_grace_time=None,
         )
-        if self._every_minutes is not None:
-            # The first scan does not wait for the interval: `look` runs it once vLLM has answered.
-            self._scheduler.add_job(
-                self._scan_by_clock, "interval", id=_SCAN, minutes=self._every_minutes, misfire_grace_time=60
-            )
+        for monitor, minutes in self._every_minutes.items():
+            if minutes is not None:
+                # The first scan does not wait for the interval: `look` runs it once vLLM has answered.
+                self._scheduler.add_job(
+                    self._scan_by_clock, "interval", [monitor], id=monitor, minutes=minutes, misfire_grace_time=60
+                )
         self._scheduler.start()
 
     def stop(self) -> None:
         """End; no job starts afterwards."""
+        if self._meeting is not None:
+            self._meeting.cancel()
         if self._scheduler.running:
             self._scheduler.shutdown(wait=False)
 
@@ -71,23 +95,48 @@ class Schedule:
         facts = self._live.facts
         if not self._live.up or facts is None:
             return
-        if self._every_minutes is not None and self._scanned_boot != facts.boot_id:
-            self._scanned_boot = facts.boot_id
-            self._begin(ScanTrigger.SCHEDULE)
+        if self._met_boot != facts.boot_id:
+            self._met_boot = facts.boot_id
+            self._meet()
         if self._every_requests is not None:
             await self._scan_by_requests(self._every_requests)
+
+    async def met(self) -> None:
+        """Wait until the scans of a vLLM that has just arrived have ended."""
+        if self._meeting is not None:
+            await asyncio.wait({self._meeting})
+        await self._runner.idle()
+
+    def _meet(self) -> None:
+        """vLLM is there, or a new process of it: the quick look at its bytes first."""
+        jobs = [self._jobs[FINGERPRINT](ScanTrigger.SCHEDULE)] if self._every_minutes[FINGERPRINT] else []
+        if self._check_checkpoint:
+            jobs.append(self._sweeps.check(ScanTrigger.SCHEDULE, ITSELF))
+        if self._every_minutes[AlphaScan.name]:
+            jobs.append(self._jobs[AlphaScan.name](ScanTrigger.SCHEDULE))
+        if self._meeting is not None:
+            self._meeting.cancel()
+        if jobs and not self._runner.running:
+            self._begin(jobs.pop(0))
+        # What still runs is about to find that its vLLM is gone.
+        self._meeting = asyncio.create_task(self._one_by_one(jobs), name="scans of a vLLM that arrived")
+
+    async def _one_by_one(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            await self._runner.idle()
+            self._begin(job)
 
     async def _look_by_clock(self) -> None:
         # A job that is cut off by the end of the scheduler has not failed.
         with suppress(asyncio.CancelledError):
             await self.look()
 
-    async def _scan_by_clock(self) -> None:
+    async def _scan_by_clock(self, monitor: str) -> None:
         with suppress(asyncio.CancelledError):
             try:
-                await self._runner.run(ScanTrigger.SCHEDULE)
+                await self._runner.run(self._jobs[monitor](ScanTrigger.SCHEDULE))
             except ScanBusy:
-                self._skipped("running")
+                self._skipped(monitor, "running")
 
     async def _scan_by_requests(self, every: int) -> None:
         try:
@@ -98,20 +147,21 @@ class Schedule:
         if self._counted_from is None or served < self._counted_from:
             # The first count, or a restarted vLLM that counts from zero.
             self._counted_from = served
-        if served - self._counted_from >= every:
+        # After a sweep there is a next look.
+        if served - self._counted_from >= every and self._runner.scanning != FINGERPRINT:
             self._counted_from = served
-            self._begin(ScanTrigger.REQUESTS)
+            self._begin(self._scans.job(ScanTrigger.REQUESTS))
 
-    def _begin(self, trigger: ScanTrigger) -> None:
+    def _begin(self, job: Job) -> None:
         try:
-            self._runner.start(trigger)
+            self._runner.start(job)
         except ScanBusy:
-            self._skipped("running")
+            self._skipped(job.monitor, "running")
 
     def _not_run(self, event: JobEvent) -> None:
-        if event.job_id == _SCAN:
-            self._skipped("running" if event.code == EVENT_JOB_MAX_INSTANCES else "misfire")
+        if event.job_id in self._every_minutes:
+            self._skipped(event.job_id, "running" if event.code == EVENT_JOB_MAX_INSTANCES else "misfire")
 
-    def _skipped(self, reason: str) -> None:
-        self._live.scans_skipped[reason] += 1
-        _log.warning("scan skipped", reason=reason)
+    def _skipped(self, monitor: str, reason: str) -> None:
+        self._live.tally(monitor).skipped[reason] += 1
+        _log.warning("scan skipped", monitor=monitor, reason=reason)

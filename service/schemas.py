@@ -1,10 +1,12 @@
 """Bodies of the API.  Requests are strict and closed: `{"block": false}` is not block 0."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ..monitors.finding import Action, Health
+from ..monitors.fingerprint.facts import SealFacts
+from ..monitors.fingerprint.judgement import CheckpointVerdict
 from ..monitors.wire import ModelFacts
 from .records import ScanRecord
 from .settings import Scope
@@ -28,6 +30,7 @@ class View(BaseModel):
 class ScanOrder(Order):
     """A scan to run now."""
 
+    monitor: Literal["alpha_scan", "fingerprint"] = "alpha_scan"
     grid: Literal["quick", "full"] | Annotated[list[Alpha], Field(min_length=1, max_length=32)] | None = Field(
         default=None, description="Alphas other than 1, each once; without it the grid of the settings."
     )
@@ -39,17 +42,52 @@ class ScanOrder(Order):
             raise ValueError("name each alpha once and leave 1 out: it is always measured")
         return grid
 
+    @model_validator(mode="after")
+    def _only_a_scan_has_a_grid(self) -> "ScanOrder":
+        if self.monitor == "fingerprint" and self.grid is not None:
+            raise ValueError("a fingerprint has no grid: leave it out")
+        return self
+
+
+class RecordOrder(Order):
+    """A change of the weights that somebody made on purpose."""
+
+    reason: str = Field(min_length=1, max_length=500, description="What was changed: it is kept in the audit log.")
+
+
+class IntegrityView(View):
+    """What is known about the bytes of the served model."""
+
+    boot_id: str
+    refusal: str | None = Field(description="Why there are no baselines, one sentence.")
+    ranks: list[SealFacts] = Field(description="The baselines of now.")
+    checkpoint: CheckpointVerdict | None = Field(
+        description="The last check of the checkpoint of this vLLM process; null when there was none."
+    )
+    verified: bool | None = Field(description="Whether that check found nothing wrong.")
+    verdict: str = Field(description="What it came to, one sentence.")
+
 
 class MitigationOrder(Order):
     """A change of the served model."""
 
-    action: Literal["skip", "attenuate"]
-    blocks: Annotated[list[Block], Field(min_length=1, max_length=1000)] | Literal["flagged"] = Field(
-        description="Zero-based blocks, each once, or `flagged`: those that the last finding flags."
+    action: Literal["skip", "attenuate", "repair"]
+    blocks: Annotated[list[Block], Field(min_length=1, max_length=1000)] | Literal["flagged"] | None = Field(
+        default=None,
+        description="Zero-based blocks, each once, or `flagged`: those that the last finding flags. A repair without "
+        "them puts right whatever has changed.",
     )
     alpha: Alpha | None = Field(default=None, description="Needed by attenuate, where it is above 0 and not 1.")
     reason: str = Field(default="", max_length=500)
     force: bool = Field(default=False, description="Do it even if the last scan says that the loss would rise.")
+
+    @model_validator(mode="after")
+    def _check_action(self) -> Self:
+        if self.action == "repair" and (self.alpha is not None or self.force):
+            raise ValueError("a repair takes neither alpha nor force")
+        if self.action != "repair" and self.blocks is None:
+            raise ValueError(f"{self.action} needs blocks: their numbers, or flagged")
+        return self
 
 
 class Accepted(View):
@@ -90,6 +128,7 @@ class AlertView(View):
     """An alert that fires."""
 
     name: str
+    monitor: str = Field(description="Whose findings made it fire.")
     block: int | None
     since: float
     summary: str

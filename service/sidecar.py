@@ -9,19 +9,27 @@ import structlog
 
 from ..monitors.alpha_scan import AlphaScan
 from ..monitors.finding import Finding, Health
+from ..monitors.fingerprint.judgement import NAME as FINGERPRINT
+from ..monitors.fingerprint.judgement import FingerprintFinding
 from ..monitors.wire import ModelFacts
 from .alerts import Alerts
+from .automatic import Automatic
 from .baseline import Baseline
 from .gates import unrecorded
+from .job import Job
 from .live import Live
+from .measuring import Measurer
 from .mitigation import Mitigator
 from .mitigation_steps import ITSELF
 from .probe import Probe
-from .records import IN_FLIGHT, Event, FindingRecord, MitigationRecord, ScanTrigger
+from .records import IN_FLIGHT, Event, FindingRecord, MitigationAction, MitigationRecord, ScanTrigger
 from .runner import Runner, ScanBusy
+from .scan_job import Scans
+from .scan_measure import ScanMeasure
 from .schedule import Schedule
 from .settings import ConfigurationError, Settings
 from .store import Store, StoreError
+from .sweep_job import Sweeps
 from .validation_set import ValidationSet
 from .vllm import Vllm
 from .watcher import Watcher
@@ -43,11 +51,18 @@ class Sidecar:
         secret = settings.probe_secret()
         url = settings.vllm.base_url
         key = settings.vllm.api_key
-        self.live = Live(monitors=(AlphaScan.name,), every_minutes=settings.scan.every_minutes)
+        manifest = settings.manifest()
+        self.live = Live(
+            monitors=(AlphaScan.name, FINGERPRINT),
+            every_minutes={
+                AlphaScan.name: settings.scan.every_minutes,
+                FINGERPRINT: settings.fingerprint.every_minutes,
+            },
+        )
         self.probe = Probe(url, secret)
         self.vllm = Vllm(url, None if key is None else key.get_secret_value())
-        validation = ValidationSet(settings.validation, self.vllm, settings.data_dir / "cache")
         self.watcher = Watcher(self.live, self.probe, self.vllm, seen=self._seen, arrived=self._arrived)
+        validation = ValidationSet(settings.validation, self.vllm, settings.data_dir / "cache")
         self.store = _open_store(settings)
         self.baseline = Baseline(self.store, self.now)
         hook = settings.alerts.webhook_url
@@ -55,15 +70,27 @@ class Sidecar:
         self.alerts = Alerts(
             k=settings.alerts.k, n=settings.alerts.n, send=None if self.webhook is None else self.webhook.send
         )
-        self.runner = Runner(
+        self.scans = Scans(
             settings.scan,
             AlphaScan(settings.alpha_scan, settings.scan.strategy, settings.scan.max_faults),
+            ScanMeasure(self.live, self._measurer(AlphaScan.name), self.watcher, validation),
+            self.baseline,
+            self.live,
+        )
+        self.sweeps = Sweeps(
+            self._measurer(FINGERPRINT),
+            self.live,
+            self.probe,
+            self.watcher,
+            self.store,
+            self.now,
+            manifest=manifest,
+            manifest_name=str(settings.fingerprint.manifest),
+        )
+        self.runner = Runner(
             live=self.live,
             store=self.store,
-            probe=self.probe,
-            watcher=self.watcher,
-            validation=validation,
-            baseline=self.baseline,
+            loss=self.scans.loss,
             told=self._told,
             changing=lambda: self.mitigator.busy,
         )
@@ -73,10 +100,12 @@ class Sidecar:
             settings.mitigation,
             self.runner.loss,
             lambda boot_id: self.live.state_in(boot_id, AlphaScan.name),
+            lambda: self.runner.alone(self.sweeps.reading),
         )
-        self.schedule = Schedule(settings, self.live, self.runner, self.watcher, self.vllm)
+        self.automatic = Automatic(self.mitigator, self.store, settings.mitigation)
+        self.schedule = Schedule(settings, self.live, self.runner, self.scans, self.sweeps, self.watcher, self.vllm)
         self._judged = 0
-        """Findings about the vLLM process of now."""
+        """Findings of the alpha-scan about the vLLM process of now."""
         self._followers: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -84,6 +113,7 @@ class Sidecar:
             await self.webhook.__aenter__()
         self.runner.forget_unfinished()
         self._restore_alerts()
+        self.sweeps.restore()
         self.schedule.start()
         return self
 
@@ -102,9 +132,14 @@ class Sidecar:
         self.store.close()
 
     def _restore_alerts(self) -> None:
-        """From the last n findings, and from the last n that say something: unknown ones may lie between."""
+        """From each monitor's last n findings, and its last n that say something: unknown ones may lie between."""
         n = self.settings.alerts.n
-        recent = {finding.id: finding for finding in self.store.findings(n) + self.store.findings(n, judged=True)}
+        recent = {
+            finding.id: finding
+            for monitor in self.live.monitors
+            for judged in (False, True)
+            for finding in self.store.findings(n, monitor, judged=judged)
+        }
         self.alerts.restore(sorted(recent.values(), key=lambda finding: finding.created_at))
 
     def now(self) -> float:
@@ -116,18 +151,27 @@ class Sidecar:
         if record.state not in IN_FLIGHT:
             return
         await self.runner.interrupt("A mitigation took the engine; a new scan follows.")
-        task = asyncio.create_task(self._verify(), name=f"follow {record.id}")
+        task = asyncio.create_task(self._verify(record), name=f"follow {record.id}")
         self._followers.add(task)
         task.add_done_callback(self._followers.discard)
 
-    async def _verify(self) -> None:
+    async def _verify(self, record: MitigationRecord) -> None:
         await self.mitigator.settled()
         # The gates are not what they were at the last look, and vLLM may have been restarted meanwhile.
         await self.watcher.glance()
         try:
-            self.runner.start(ScanTrigger.VERIFICATION)
+            if record.action is MitigationAction.REPAIR:
+                await self.runner.run(self._sweep_after_repair())
+            await self.runner.run(self.scans.job(ScanTrigger.VERIFICATION))
         except ScanBusy as busy:
             _log.info("no scan after the mitigation", reason=str(busy))
+
+    def _sweep_after_repair(self) -> Job:
+        """What was found to differ from the checkpoint may be right now: only another comparison tells."""
+        verdict = self.live.integrity.verdict
+        if verdict is not None and verdict.faults:
+            return self.sweeps.check(ScanTrigger.VERIFICATION, ITSELF)
+        return self.sweeps.sweep(ScanTrigger.VERIFICATION)
 
     def _seen(self, facts: ModelFacts) -> None:
         """vLLM answered: do the records still say what its gates say?"""
@@ -140,6 +184,7 @@ class Sidecar:
     def _arrived(self, facts: ModelFacts) -> None:
         """vLLM is there, for the first time or as a new process."""
         self._judged = 0
+        self.automatic.forget()
         detail = {"boot_id": facts.boot_id, "model": facts.model, "armed": facts.armed}
         try:
             self.store.add_event(Event(at=self.now(), actor=ITSELF, what="vllm arrived", detail=detail))
@@ -151,12 +196,19 @@ class Sidecar:
     async def _told(self, finding: Finding, kept: FindingRecord) -> None:
         """A finding is there: alert, and act if that is allowed."""
         self.alerts.observe(kept, self.live.model_name or "")
-        self._judged += finding.health is not Health.UNKNOWN
-        # What was found in a process that is gone is no reason to change this one.
-        enough = self._judged >= self.settings.alerts.k
-        record = await self.mitigator.consider(finding, self.alerts.confirmed_blocks if enough else frozenset())
+        record = None
+        if isinstance(finding, FingerprintFinding):
+            record = await self.automatic.consider_repair(finding)
+        elif finding.monitor == AlphaScan.name:
+            self._judged += finding.health is not Health.UNKNOWN
+            # What was found in a process that is gone is no reason to change this one.
+            enough = self._judged >= self.settings.alerts.k
+            record = await self.automatic.consider(finding, self.alerts.confirmed_blocks if enough else frozenset())
         if record is not None:
             await self.follow(record)
+
+    def _measurer(self, monitor: str) -> Measurer:
+        return Measurer(self.settings.scan, self.live.tally(monitor), self.probe, self.watcher)
 
 
 def _open_store(settings: Settings) -> Store:

@@ -30,10 +30,10 @@ class StoreError(Exception):
 class Store:
     """Scans, findings, mitigations, the clean profile and the audit log.
 
-    `path` is the file (made when missing), or None for a store in memory.  Retention: the last `keep` scans, findings
-    and closed mitigations, and apart from them the last `keep_failed` scans and findings that failed, so that a week
-    of healthy scans does not push out the one that matters.  Readings, which are large, are kept up to `readings_bytes`
-    in sum, those of failed findings first; the finding itself outlives its reading.
+    `path` is the file (made when missing), or None for a store in memory.  Retention: the last `keep` scans and
+    findings of each monitor, and closed mitigations, and apart from them the last `keep_failed` scans and findings that
+    failed, so that a week of healthy scans does not push out the one that matters.  Readings, which are large, are kept
+    up to `readings_bytes` in sum, those of failed findings first; the finding itself outlives its reading.
 
     All methods are short and synchronous, safe from any thread, and raise `StoreError`.
     """
@@ -231,7 +231,11 @@ class Store:
         db.execute(
             """
             DELETE FROM scans WHERE state IN ('done', 'failed')
-            AND id NOT IN (SELECT id FROM scans ORDER BY created_at DESC, rowid DESC LIMIT ?)
+            AND id NOT IN (SELECT id FROM (
+                SELECT id, ROW_NUMBER() OVER (
+                    PARTITION BY body ->> '$.monitor' ORDER BY created_at DESC, rowid DESC
+                ) AS place FROM scans
+            ) WHERE place <= ?)
             AND id NOT IN
                 (SELECT id FROM scans WHERE state = 'failed' ORDER BY created_at DESC, rowid DESC LIMIT ?)
             AND (finding_id IS NULL OR finding_id NOT IN (SELECT id FROM findings))
@@ -243,7 +247,10 @@ class Store:
         db.execute(
             """
             DELETE FROM findings
-            WHERE id NOT IN (SELECT id FROM findings ORDER BY created_at DESC, rowid DESC LIMIT ?)
+            WHERE id NOT IN (SELECT id FROM (
+                SELECT id, ROW_NUMBER() OVER (PARTITION BY monitor ORDER BY created_at DESC, rowid DESC) AS place
+                FROM findings
+            ) WHERE place <= ?)
             AND id NOT IN
                 (SELECT id FROM findings WHERE health = 'failed' ORDER BY created_at DESC, rowid DESC LIMIT ?)
             """,

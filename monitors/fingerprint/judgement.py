@@ -38,6 +38,8 @@ class CheckpointVerdict(BaseModel):
 
     at: float
     """Epoch seconds."""
+    boot_id: str
+    """The vLLM process whose memory was compared."""
     files: list[FileDigest]
     manifest: str | None
     """Which manifest the files were held against; None: against nothing."""

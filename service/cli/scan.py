@@ -9,9 +9,10 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from ...monitors.alpha_scan import AlphaScan, AlphaScanFinding, Strategy
+from ...monitors.fingerprint.judgement import NAME as FINGERPRINT
 from .client import CliError, Json, Refused, Sidecar
 from .finding_table import EXIT, Cost, naive_of, print_finding
-from .follow import check_done, follow_scan
+from .follow import check_done, follow_scan, running_scan, start_scan
 from .offline import Dtype, Options, Score, scan_folder
 from .show import console, print_json, progress_bar
 
@@ -110,14 +111,13 @@ def parse_grid(text: str) -> str | list[float]:
 def _start_or_join(sidecar: Sidecar, body: Json) -> Json:
     """A new scan; without a wish for a grid, the one that runs is as good."""
     try:
-        return sidecar.post("/v1/scans", body)
+        return start_scan(sidecar, "/v1/scans", body, behind=[FINGERPRINT])
     except Refused as refused:
-        running = [scan for scan in sidecar.get("/v1/scans") if scan["state"] in ("queued", "running")]
-        if refused.status != 409 or body or not running:
+        running = running_scan(sidecar, [AlphaScan.name])
+        if refused.status != 409 or body or running is None:
             raise
         Console(stderr=True).print("A scan runs already; waiting for its result.")
-        joined: Json = running[0]
-        return joined
+        return running
 
 
 def _print(scan: Json, *, all_blocks: bool) -> None:

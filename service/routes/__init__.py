@@ -2,13 +2,14 @@
 
 from fastapi import APIRouter
 
-from . import baselines, events, faults, health, info, mitigations, scans, states
+from . import baselines, events, faults, health, info, integrity, mitigations, scans, states
 
 ROUTERS: tuple[APIRouter, ...] = (
     states.router,
     scans.router,
     mitigations.router,
     baselines.router,
+    integrity.router,
     faults.router,
     events.router,
     info.router,

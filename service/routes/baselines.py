@@ -31,7 +31,7 @@ async def record_baseline(sidecar: TheSidecar, caller: Admin, response: Response
     `Location` is the scan; once it has ended, its `profile_refusal` says why there is no new profile, or is null.
     """
     check_recordable(await sidecar.watcher.look())
-    record = sidecar.runner.start(ScanTrigger.BASELINE)
+    record = sidecar.runner.start(sidecar.scans.job(ScanTrigger.BASELINE))
     detail = {"scan_id": record.id}
     sidecar.store.add_event(Event(at=sidecar.now(), actor=caller.name, what="profile asked for", detail=detail))
     response.headers["location"] = f"/v1/scans/{record.id}"
@@ -42,7 +42,7 @@ async def record_baseline(sidecar: TheSidecar, caller: Admin, response: Response
 async def import_baseline(sidecar: TheSidecar, caller: Admin, profile: Profile) -> Profile:
     """Use a profile that was recorded before; one that belongs to anything but the live model is refused."""
     try:
-        facts, order = await sidecar.runner.order()
+        facts, order = await sidecar.scans.order()
     except VllmError as error:
         raise ProblemError(Kind.VLLM_AWAY, str(error)) from error
     except (ScanError, ValidationSetError) as error:

@@ -2,6 +2,7 @@
 
 from fastapi import APIRouter, Response
 
+from ...monitors.fingerprint.judgement import NAME as FINGERPRINT
 from ..problem import Kind, ProblemError, responses
 from ..records import ScanRecord, ScanTrigger
 from ..schemas import Accepted, ScanOrder, ScanView
@@ -23,10 +24,14 @@ async def list_scans(sidecar: TheSidecar, _: Reader, limit: Limit = 100) -> list
     responses=responses(*GUARDED, Kind.CONFLICT, Kind.INVALID, Kind.VLLM_AWAY),
 )
 async def start_scan(sidecar: TheSidecar, _: Mitigator, response: Response, order: ScanOrder | None = None) -> Accepted:
-    """Scan now, in the background; the scope `mitigate`, because it takes time of the engine."""
+    """Scan or sweep now, in the background; the scope `mitigate`, because it takes time of the engine."""
     if not sidecar.live.up:
         raise ProblemError(Kind.VLLM_AWAY, sidecar.live.away)
-    record = sidecar.runner.start(ScanTrigger.REQUEST, None if order is None else order.grid)
+    if order is not None and order.monitor == FINGERPRINT:
+        job = sidecar.sweeps.sweep(ScanTrigger.REQUEST)
+    else:
+        job = sidecar.scans.job(ScanTrigger.REQUEST, None if order is None else order.grid)
+    record = sidecar.runner.start(job)
     response.headers["location"] = f"/v1/scans/{record.id}"
     return Accepted(id=record.id, state=record.state)
 

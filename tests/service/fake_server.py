@@ -18,6 +18,7 @@ How to use it (from any test in this folder, sync or async; it runs in a thread 
         server.stop(); server.start()   # vLLM away and back, on the same port
         server.hold(); server.release() # advances wait in between: "a scan is running"
         server.serve(5)                 # five requests were served, in vLLM's own counter
+        server.integrity                # what the fingerprint's routes answer: see fake_integrity.py
 
 There is also the fixture `server` in conftest.py.  The toy model: loss of row n = 2 + n / 100
 + outside + sum over blocks of worth * (1 - g) ** 2 + harm * g, where g is the product of gate and scan's alpha.
@@ -38,6 +39,7 @@ from starlette.middleware.base import RequestResponseEndpoint
 from flipwatch.monitors.fingerprint.facts import RepairOrder
 from flipwatch.monitors.wire import PREFIX, Advance, Fault, FaultOrder, GateChange, MeasureOrder
 
+from .fake_integrity import MEASURES, FakeIntegrity
 from .fake_weights import FakeWeights
 
 PROBE_TOKEN = "probe-token-of-the-fake"
@@ -69,6 +71,7 @@ class FakeServer:
         """Bodies that reached POST /webhook."""
         self.webhook_status = 200
         self.weights = FakeWeights()
+        self.integrity = FakeIntegrity(self.weights)
         self._served = 0
         self._free = threading.Event()
         self._free.set()
@@ -123,11 +126,12 @@ class FakeServer:
         self.faults: dict[str, Fault] = {}
         self._self_test = {"state": "not_run", "reason": "The self-test has not run yet."}
         self._measurements: dict[str, dict[str, Any]] = {}
+        self.integrity.restart()
 
     def void(self) -> None:
         """Make running measurements void."""
         for measurement in self._measurements.values():
-            measurement["void"] = True
+            measurement["void"] = "plan" in measurement
 
     @property
     def measurements(self) -> int:
@@ -187,6 +191,11 @@ class FakeServer:
             "nonfinite_blocks": nonfinite,
             "passes": 1.0 + len(alphas) * (self.num_blocks - 1) / 2,
         }
+
+    def _read(self, measurement: dict[str, Any]) -> dict[str, Any]:
+        if "plan" in measurement:
+            return self._reading(measurement["plan"])
+        return self.integrity.reading(measurement["monitor"])
 
     # HTTP
 
@@ -307,13 +316,18 @@ class FakeServer:
             self.void()
             return JSONResponse(report.model_dump(mode="json"))
 
+        self.integrity.install(app, lambda: self.boot_id, _problem)
+
         @app.post(PREFIX + "/measurements")
         def order(body: MeasureOrder) -> Response:
+            name = uuid.uuid4().hex
+            if body.monitor in MEASURES:
+                self._measurements = {name: {"monitor": body.monitor, "done": 0, "total": body.plan["steps"]}}
+                return JSONResponse(self._progress(name, 0.0), 201)
             if not self.armed or self.scan_refusal is not None:
                 return _problem(501, self.scan_refusal or "ToyLayer is not supported.")
             if body.plan.get("group", 1) > 1:
                 return _problem(501, "The fake scans no groups.")
-            name = uuid.uuid4().hex
             alphas = body.plan["alphas"]
             longest = max(len(row) for row in body.plan["tokens"])
             if max(longest * max(1, len(alphas)), body.plan.get("tokens_per_step", 512)) > self.max_tokens:
@@ -331,7 +345,7 @@ class FakeServer:
             measurement = self._measurements.get(name)
             if measurement is None:
                 return _problem(404, f"There is no measurement {name}.")
-            if measurement["void"]:
+            if measurement.get("void"):
                 del self._measurements[name]
                 return _problem(409, "The measurement is void: the gates changed under it.")
             self.steps.append(body.steps)
@@ -394,7 +408,7 @@ class FakeServer:
             "steps_done": measurement["done"],
             "steps_total": measurement["total"],
             "seconds": seconds,
-            "reading": self._reading(measurement["plan"]) if complete else None,
+            "reading": self._read(measurement) if complete else None,
         }
 
 

@@ -110,7 +110,13 @@ def test_alert_is_said_in_alertmanagers_words(finding: Numbered) -> None:
     alerts.observe(finding(4), "tiny")
     alerts.observe(finding(), "tiny")
     firing, resolved = sent
-    labels = {"alertname": BLOCK_FLAGGED, "model_name": "tiny", "severity": "critical", "block": "4"}
+    labels = {
+        "alertname": BLOCK_FLAGGED,
+        "model_name": "tiny",
+        "severity": "critical",
+        "monitor": "alpha_scan",
+        "block": "4",
+    }
     annotations = {
         "summary": "Block 4 does harm (tiny)",
         "description": "Flagged in 1 of the last 1 findings; block 4: skip gain 3.0 nats.",
@@ -234,10 +240,10 @@ async def test_alert_outlives_a_restart_behind_unknown_findings(
     server.harm[4] = 5.0
     async with Sidecar(settings()) as before:
         for _ in range(2):
-            await before.runner.run(ScanTrigger.REQUEST)
+            await before.runner.run(before.scans.job(ScanTrigger.REQUEST))
         server.refuse["POST /measurements"] = (502, "Rank 1 failed.")
         for _ in range(5):
-            await before.runner.run(ScanTrigger.REQUEST)
+            await before.runner.run(before.scans.job(ScanTrigger.REQUEST))
     assert [alert.name for alert in before.alerts.firing] == [BLOCK_FLAGGED, UNKNOWN]
     async with Sidecar(settings()) as after:
         assert [(alert.name, alert.block) for alert in after.alerts.firing] == [(BLOCK_FLAGGED, 4), (UNKNOWN, None)]

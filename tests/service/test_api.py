@@ -326,7 +326,7 @@ async def test_without_a_working_store_scans_and_alerts_go_on(start: Start, serv
     assert (await api.get("/readyz")).status_code == 200
     _refuse_writes(api, True)
     assert "store" in _problem(await api.get("/readyz"), 503, "not-ready")["detail"]
-    await api.sidecar.schedule._scan_by_clock()
+    await api.sidecar.schedule._scan_by_clock("alpha_scan")
     states = (await api.get("/v1/states")).json()
     assert (states["states"][0]["health"], states["states"][0]["flagged"]) == ("failed", [4])
     assert [alert["name"] for alert in states["alerts"]] == ["FlipwatchBlockFlagged"]

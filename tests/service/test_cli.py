@@ -91,6 +91,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
             ],
             "vllm": {"url": vllm.url, "poll_seconds": 0.2},
             "scan": {"every_minutes": None, "duty": 1.0},
+            "fingerprint": {"every_minutes": 60},
             "validation": {"max_items": 8},
             "mitigation": {"mode": "enforce", "max_actions": 100},
             "faults": {"enabled": True},

@@ -10,6 +10,18 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from flipwatch.monitors.alpha_scan import AlphaScanFinding, BlockScore, Profile, Thresholds
 from flipwatch.monitors.finding import Action, Health, Place
+from flipwatch.monitors.fingerprint.facts import (
+    FingerprintReading,
+    IntegrityFacts,
+    Method,
+    NotCovered,
+    ParityPlace,
+    Rank,
+    RankComparison,
+    RankReading,
+    SealFacts,
+)
+from flipwatch.monitors.fingerprint.judgement import CheckpointVerdict, judge
 from flipwatch.monitors.wire import ModelFacts, SelfTest, SelfTestState
 from flipwatch.service.alerts import Alerts
 from flipwatch.service.live import Live
@@ -90,6 +102,51 @@ FINDING = AlphaScanFinding(
 )
 
 
+MISSING = [NotCovered(tensor="packed.weight", bytes=1000, reason="It is packed.")]
+
+SEAL = SealFacts(
+    rank=Rank(rank=0),
+    device="cpu",
+    digest="gmac",
+    recorded_at=1_700_000_000.0,
+    chunk_bytes=2**20,
+    chunks=8,
+    tensors=3,
+    covered_bytes=2**23,
+    not_covered=MISSING,
+    parity=ParityPlace.MEMORY,
+    parity_bytes=2**20,
+    parity_groups=1,
+    suspicions=[],
+)
+
+READING = FingerprintReading(
+    ranks=[
+        RankReading(
+            rank=Rank(rank=0),
+            recorded_at=1_700_000_000.0,
+            chunks=8,
+            covered_bytes=2**23,
+            bad_chunks=2,
+            bad=[],
+            replaced=[],
+            not_covered=MISSING,
+            suspicions=[],
+            seconds=0.25,
+        )
+    ]
+)
+
+VERDICT = CheckpointVerdict(
+    at=1_700_000_060.0,
+    boot_id="boot",
+    files=[],
+    manifest=None,
+    problems=[],
+    ranks=[RankComparison(rank=Rank(rank=0), equal=3, different=[], not_comparable=[])],
+)
+
+
 _WITHOUT_PROFILE = {
     "blocks": tuple(
         block.model_copy(update={"bss_profile_z": None, "without_drift_nats": None}) for block in FINDING.blocks
@@ -111,6 +168,7 @@ def _registry(live: Live, alerts: Alerts | None = None, profile: Profile | None 
             open_mitigations=list,
             mitigations_done=lambda: Counter({MitigationAction.SKIP: 2}),
             mitigations_failed=Counter,
+            repaired_chunks=lambda: Counter({Method.PARITY: 3}),
             deliveries=lambda: (3, 1),
         )
     )
@@ -119,11 +177,19 @@ def _registry(live: Live, alerts: Alerts | None = None, profile: Profile | None 
 
 def _known() -> tuple[Live, Alerts]:
     """A state in which every family has a value."""
-    live = Live(monitors=("alpha_scan",), facts=FACTS, model_name="toy", up=True)
-    live.scans, live.scan_failures, live.scan_parts, live.engine_held_seconds = 7, 1, 120, 4.5
-    live.scans_skipped["running"] = 2
-    live.last_scan_at, live.last_scan_seconds = 1_800_000_000.0, 12.5
+    live = Live(monitors=("alpha_scan", "fingerprint"), facts=FACTS, model_name="toy", up=True)
+    scans = live.tally("alpha_scan")
+    scans.started, scans.failures, scans.parts, scans.held_seconds = 7, 1, 120, 4.5
+    scans.skipped["running"] = 2
+    scans.last_at, scans.last_seconds = 1_800_000_000.0, 12.5
     live.found(FINDING, "finding", 1_800_000_000.0)
+    sweeps = live.tally("fingerprint")
+    sweeps.started, sweeps.failures, sweeps.parts, sweeps.held_seconds = 9, 2, 30, 1.5
+    sweeps.skipped["interrupted"] = 1
+    sweeps.last_at, sweeps.last_seconds = 1_800_000_300.0, 1.25
+    live.integrity.facts = IntegrityFacts(boot_id="boot", refusal=None, ranks=[SEAL])
+    live.integrity.reading, live.integrity.verdict = READING, VERDICT
+    live.found(judge(READING, VERDICT), "sweep", 1_800_000_300.0)
     alerts = Alerts(k=1, n=3)
     alerts.restore(
         [
@@ -173,6 +239,10 @@ def test_nothing_is_claimed_before_anything_is_known() -> None:
         "flipwatch_scan_passes",
         "flipwatch_mitigation_active",
         "flipwatch_profile_",
+        "flipwatch_weights_",
+        "flipwatch_checkpoint_",
+        "flipwatch_sweep_timestamp",
+        "flipwatch_sweep_seconds",
         "flipwatch_drift_nats",
         "flipwatch_drift_t{",
     )
@@ -204,3 +274,17 @@ def test_a_loss_that_is_not_finite_is_absent_and_said() -> None:
     text = _text(_registry(live, alerts))
     assert 'flipwatch_base_loss_finite{model_name="toy"} 0.0' in text
     assert "flipwatch_base_loss_nats{" not in text
+
+
+def test_nothing_is_said_about_weights_of_a_server_that_is_away_or_gone() -> None:
+    """Gauges of bytes are absent while the probe is away; a check of another process is none of this one."""
+    live, alerts = _known()
+    live.up = False
+    text = _text(_registry(live, alerts))
+    assert not [line for line in text.splitlines() if line.startswith(("flipwatch_weights_", "flipwatch_checkpoint_"))]
+    assert "flipwatch_sweeps_total 9.0" in text
+    live.up = True
+    live.integrity.verdict = VERDICT.model_copy(update={"boot_id": "the one before"})
+    assert "flipwatch_checkpoint_verified{" not in _text(_registry(live, alerts))
+    live.integrity.verdict = VERDICT.model_copy(update={"problems": ["a.safetensors is not in the manifest."]})
+    assert 'flipwatch_checkpoint_verified{model_name="toy"} 0.0' in _text(_registry(live, alerts))

@@ -53,6 +53,7 @@ def sidecar_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             tokens=TOKENS,
             vllm={"url": server.url, "poll_seconds": 1},
             scan={"every_minutes": None, "duty": 1.0},
+            fingerprint={"every_minutes": None},
             mitigation={"mode": "enforce", "max_actions": 1000},
             faults={"enabled": True},
         )

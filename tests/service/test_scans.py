@@ -109,7 +109,7 @@ async def test_a_fault_of_our_own_is_unknown_too(start: Start, monkeypatch: pyte
     def broken(*_: object) -> None:
         raise ZeroDivisionError("by design")
 
-    monkeypatch.setattr(api.sidecar.runner._monitor, "judge", broken)
+    monkeypatch.setattr(api.sidecar.scans._monitor, "judge", broken)
     scan = await api.scanned()
     assert scan["finding"]["health"] == "unknown"
     assert "ZeroDivisionError: by design" in scan["error"]
@@ -210,7 +210,7 @@ async def test_only_one_scan_runs_at_a_time(start: Start, server: FakeServer) ->
     second = await api.post("/v1/scans", {})
     assert second.status_code == 409
     assert (await api.get("/v1/states")).json()["scanning"] is True
-    await api.sidecar.schedule._scan_by_clock()
+    await api.sidecar.schedule._scan_by_clock("alpha_scan")
     assert (await api.metrics())['flipwatch_scans_skipped_total{reason="running"}'] == 1
     server.release()
     await api.sidecar.runner.idle()
@@ -229,7 +229,7 @@ async def test_a_slow_engine_gets_single_steps(start: Start, server: FakeServer)
     """When one step takes longer than the budget, parts are single steps."""
     server.seconds_per_step = 0.2
     api = await start(scan={"part_budget_ms": 50})
-    api.sidecar.runner._measurer._rest = lambda _: asyncio.sleep(0)
+    api.sidecar.scans._measure._measurer._rest = lambda _: asyncio.sleep(0)
     await api.scanned()
     assert set(server.steps) == {1}
     assert (await api.metrics())["flipwatch_engine_held_seconds_total"] == pytest.approx(16 * 0.2)
@@ -244,7 +244,7 @@ async def test_rests_keep_the_engine_free_for_its_share(start: Start, server: Fa
     async def rest(seconds: float) -> None:
         rests.append(seconds)
 
-    api.sidecar.runner._measurer._rest = rest
+    api.sidecar.scans._measure._measurer._rest = rest
     await api.scanned()
     held = 16 * 0.2
     # The fake only claims to hold the engine, so nearly all of the wall time is in the rests.
@@ -282,7 +282,8 @@ async def test_an_old_finding_is_unknown_where_the_clock_scans(start: Start, ser
     api = await start(scan={"every_minutes": 60})
     await api.sidecar.runner.idle()
     live = api.sidecar.live
-    ended = live.last_scan_at
+    tally = live.tally("alpha_scan")
+    ended = tally.last_at
     live.now = lambda: ended + 179 * 60
     assert (await api.get("/v1/states")).json()["states"][0]["health"] == "failed"
     live.now = lambda: ended + 181 * 60
@@ -291,7 +292,7 @@ async def test_an_old_finding_is_unknown_where_the_clock_scans(start: Start, ser
     assert state["reason"] == "The last finding is 181 minutes old, though a scan is due every 60."
     assert (await api.metrics())['flipwatch_health_state{monitor="alpha_scan",state="unknown"}'] == 1
     # A scan that takes an hour and a half by itself is not late after three.
-    live.last_scan_seconds = 90 * 60.0
+    tally.last_seconds = 90 * 60.0
     assert (await api.get("/v1/states")).json()["states"][0]["health"] == "failed"
 
 

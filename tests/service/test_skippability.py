@@ -172,7 +172,7 @@ async def test_an_automatic_mitigation_is_never_forced(start: Start, server: Fak
     api = await start(mitigation={"mode": "enforce", "automatic": True})
     await api.scanned()
     wrong = finding(places=[Place(block=2, reason="by mistake")], action="skip")
-    assert await api.sidecar.mitigator.consider(wrong, {2}) is None
+    assert await api.sidecar.automatic.consider(wrong, {2}) is None
     assert server.gates == [1.0] * 8
     [event] = [e for e in (await api.get("/v1/events")).json() if e["what"] == "mitigation refused"]
     assert "not done without force" in event["detail"]["message"]

@@ -69,7 +69,7 @@ def verdict(
     comparison = RankComparison(rank=Rank(rank=0), equal=equal, different=list(different), not_comparable=[])
     file = FileDigest(file="model.safetensors", bytes=2_000_000, sha256="0" * 64, how="direct", seconds=0.1)
     return CheckpointVerdict(
-        at=RECORDED + 60, files=[file], manifest=manifest, problems=list(problems), ranks=[comparison]
+        at=RECORDED + 60, boot_id="boot", files=[file], manifest=manifest, problems=list(problems), ranks=[comparison]
     )
 
 

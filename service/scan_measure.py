@@ -1,0 +1,86 @@
+"""What an alpha-scan measures: the validation set's tokens through the live model, plan after plan."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..monitors.alpha_scan import FULL_GRID, AlphaScan, AlphaScanPlan, AlphaScanReading, Profile
+from ..monitors.wire import MeasureOrder, ModelFacts
+from .job import Note
+from .live import Live
+from .measuring import Measurer, ModelChanged, ScanError
+from .validation_set import ValidationSet
+from .watcher import Watcher
+
+# Sequences x alphas x length of one block call: about as much as a step of serving.
+_TOKENS_PER_STEP = 512
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured, and on what."""
+
+    facts: ModelFacts
+    """As before the measurement; gates and faults were the same after it."""
+    order: AlphaScanPlan
+    readings: list[AlphaScanReading]
+    profile: Profile | None = None
+    """The clean profile that fits, if there is one."""
+
+
+class ScanMeasure:
+    """Measures the losses of the served model."""
+
+    def __init__(self, live: Live, measurer: Measurer, watcher: Watcher, validation: ValidationSet) -> None:
+        self._live = live
+        self._measurer = measurer
+        self._watcher = watcher
+        self._validation = validation
+
+    async def order(self, grid: list[float]) -> tuple[ModelFacts, AlphaScanPlan]:
+        """The model of now, and what a scan of it with these alphas measures.
+
+        Raises `ScanError`, `ProbeError`, `VllmError` or `ValidationSetError`.
+        """
+        facts = await self._watcher.look()
+        if facts.scan_refusal is not None:
+            raise ScanError(f"This model cannot be scanned: {facts.scan_refusal}")
+        if self._live.model_name is None:
+            raise ScanError("vLLM does not say under which name it serves the model, so nothing can be tokenised.")
+        # vLLM's own limit for one step holds for a block call too, which takes a sequence at all alphas at once.  The
+        # second stage of a scan may want more of them than the first, and every loss shall be one of the same texts.
+        longest = facts.max_tokens // max(len(FULL_GRID), len(grid))
+        tokens, scored_from = await self._validation.sequences(self._live.model_name, longest)
+        order = AlphaScanPlan(
+            alphas=grid,
+            tokens=tokens,
+            scored_from=scored_from,
+            tokens_per_step=min(_TOKENS_PER_STEP, facts.max_tokens),
+        )
+        return facts, order
+
+    async def measure(
+        self,
+        monitor: AlphaScan,
+        grid: list[float],
+        note: Note,
+        *,
+        duty: float | None = None,
+        fitting: Callable[[ModelFacts, AlphaScanPlan], Profile | None] = lambda facts, order: None,
+    ) -> Measured:
+        """One plan after the other, until the monitor wants no more; how many there will be is not known before.
+
+        `fitting` gives the clean profile for this model and order.  Raises what `order` raises.
+        """
+        facts, order = await self.order(grid)
+        profile = fitting(facts, order)
+        readings: list[AlphaScanReading] = []
+        steps = 0
+        while (plan := monitor.next_plan(order, readings, profile)) is not None:
+            asked = MeasureOrder(monitor=monitor.name, plan=plan.model_dump(mode="json"))
+            progress = await self._measurer.run(asked, facts, note, before=steps, duty=duty)
+            readings.append(AlphaScanReading.model_validate(progress.reading))
+            steps += progress.steps_done
+        after = await self._measurer.same_process(facts)
+        if after.gates != facts.gates or after.faults != facts.faults:
+            raise ModelChanged("The model was changed while it was measured.")
+        return Measured(facts, order, readings, profile)

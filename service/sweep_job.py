@@ -1,0 +1,196 @@
+"""The fingerprint as jobs for the runner: sweeps, new baselines that somebody announced, checks of the checkpoint."""
+
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from ..monitors.fingerprint.facts import (
+    COMPARE,
+    RECORD,
+    CheckpointReading,
+    FileDigest,
+    FingerprintPlan,
+    FingerprintReading,
+    IntegrityFacts,
+    Recorded,
+)
+from ..monitors.fingerprint.judgement import NAME, CheckpointVerdict, judge
+from ..monitors.fingerprint.manifest import check_manifest
+from ..monitors.wire import MeasureOrder, ModelFacts, Progress
+from .job import Job, Note, Outcome
+from .live import Live
+from .measuring import Measurer, ModelChanged, ScanError
+from .probe import Probe, ProbeAbsent, ProbeRefused
+from .records import Event, ScanTrigger
+from .repair_steps import SweepUnavailable
+from .store import Store, StoreError
+from .watcher import Watcher
+
+_CHECKED = "checkpoint checked"
+_EVENTS = 10_000
+
+_log = structlog.get_logger(__name__)
+
+
+class Sweeps:
+    """Makes the jobs of the fingerprint.
+
+    `manifest` says which SHA-256 each file of the checkpoint ought to have, None that nobody knows; `manifest_name` is
+    what people call it.
+    """
+
+    def __init__(
+        self,
+        measurer: Measurer,
+        live: Live,
+        probe: Probe,
+        watcher: Watcher,
+        store: Store,
+        now: Callable[[], float],
+        *,
+        manifest: dict[str, str] | None,
+        manifest_name: str,
+    ) -> None:
+        self._measurer = measurer
+        self._live = live
+        self._probe = probe
+        self._watcher = watcher
+        self._store = store
+        self._now = now
+        self._manifest = manifest
+        self._manifest_name = manifest_name
+
+    def sweep(self, trigger: ScanTrigger) -> Job:
+        """All chunks against their baseline."""
+
+        async def measure(note: Note) -> Outcome:
+            facts, seals = await self._look()
+            return await self._swept(facts, seals, note)
+
+        return Job(NAME, trigger, measure)
+
+    def record(self, reason: str, actor: str) -> Job:
+        """A new baseline of what lies in memory now, because `actor` changed it on purpose; then a sweep."""
+
+        async def measure(note: Note) -> Outcome:
+            facts, seals = await self._look()
+            progress = await self._measure(RECORD, facts, seals, note)
+            recorded = Recorded.model_validate(progress.reading)
+            self._audit("fingerprint recorded", actor, reason=reason, changed_chunks=recorded.changed_chunks)
+            seals = seals.model_copy(update={"ranks": recorded.ranks})
+            known = self._live.integrity
+            known.facts = seals
+            if recorded.changed_chunks and known.verdict is not None and known.verdict.verified:
+                # Nobody has compared these bytes with anything.  What was wrong before stays so until the next check.
+                known.verdict = None
+            return await self._swept(facts, seals, note, before=progress.steps_done)
+
+        return Job(NAME, ScanTrigger.BASELINE, measure)
+
+    def check(self, trigger: ScanTrigger, actor: str) -> Job:
+        """The checkpoint's files against the manifest, and memory against the files; then a sweep."""
+
+        async def measure(note: Note) -> Outcome:
+            facts, seals = await self._look()
+            files = await self._digests()
+            progress = await self._measure(COMPARE, facts, seals, note)
+            await self._measurer.same_process(facts)
+            verdict = self._verdict(facts, files, CheckpointReading.model_validate(progress.reading))
+            self._live.integrity.verdict = verdict
+            self._audit(_CHECKED, actor, verdict=verdict.model_dump(mode="json"), message=f"{verdict.sentence}.")
+            return await self._swept(facts, seals, note, before=progress.steps_done)
+
+        return Job(NAME, trigger, measure)
+
+    async def reading(self) -> FingerprintReading:
+        """A sweep for a repair: nothing rests between its parts.  Raises `SweepUnavailable` or `ProbeError`."""
+        try:
+            facts, seals = await self._look()
+            return await self._sweep(facts, seals, lambda *_: None, duty=1.0)
+        except ScanError as error:
+            raise SweepUnavailable(str(error)) from error
+
+    def restore(self) -> None:
+        """At start: the last check of the checkpoint, which counts if vLLM is the same process still.
+
+        Raises `StoreError`.
+        """
+        last = next((event for event in self._store.events(_EVENTS) if event.what == _CHECKED), None)
+        if last is not None:
+            self._live.integrity.verdict = CheckpointVerdict.model_validate(last.detail["verdict"])
+
+    async def _look(self) -> tuple[ModelFacts, IntegrityFacts]:
+        """Model and baselines of now."""
+        facts = await self._watcher.look()
+        try:
+            seals = await self._probe.integrity()
+        except ProbeAbsent:
+            raise ScanError(
+                "The probe inside vLLM knows no fingerprints: install the same version of Flipwatch on both sides."
+            ) from None
+        except ProbeRefused as refused:
+            raise ScanError(f"The probe has no fingerprints (HTTP {refused.status}): {refused.detail}") from refused
+        if seals.boot_id != facts.boot_id:
+            raise ModelChanged("vLLM was restarted while it was measured.")
+        known = self._live.integrity
+        known.facts = seals
+        if known.verdict is not None and known.verdict.boot_id != facts.boot_id:
+            known.verdict = None
+        if seals.refusal is not None:
+            raise ScanError(f"There are no fingerprints of the weights: {seals.refusal}")
+        return facts, seals
+
+    async def _swept(self, facts: ModelFacts, seals: IntegrityFacts, note: Note, *, before: int = 0) -> Outcome:
+        reading = await self._sweep(facts, seals, note, before=before)
+        known = self._live.integrity
+        return Outcome(judge(reading, known.verdict), [reading.model_dump(mode="json")])
+
+    async def _sweep(
+        self, facts: ModelFacts, seals: IntegrityFacts, note: Note, *, before: int = 0, duty: float | None = None
+    ) -> FingerprintReading:
+        progress = await self._measure(NAME, facts, seals, note, before=before, duty=duty)
+        await self._measurer.same_process(facts)
+        reading = FingerprintReading.model_validate(progress.reading)
+        self._live.integrity.reading = reading
+        return reading
+
+    async def _measure(
+        self,
+        name: str,
+        facts: ModelFacts,
+        seals: IntegrityFacts,
+        note: Note,
+        *,
+        before: int = 0,
+        duty: float | None = None,
+    ) -> Progress:
+        plan = FingerprintPlan(steps=seals.steps)
+        order = MeasureOrder(monitor=name, plan=plan.model_dump(mode="json"))
+        return await self._measurer.run(order, facts, note, before=before, duty=duty)
+
+    async def _digests(self) -> list[FileDigest]:
+        try:
+            checkpoint = await self._probe.checkpoint()
+            if checkpoint.refusal is None:
+                return [await self._probe.file_digest(file.name) for file in checkpoint.files]
+        except ProbeRefused as refused:
+            raise ScanError(f"The probe could not read the checkpoint (HTTP {refused.status}): {refused}") from refused
+        raise ScanError(f"The checkpoint cannot be checked: {checkpoint.refusal}")
+
+    def _verdict(self, facts: ModelFacts, files: list[FileDigest], reading: CheckpointReading) -> CheckpointVerdict:
+        digests = {file.file: file.sha256 for file in files}
+        return CheckpointVerdict(
+            at=self._now(),
+            boot_id=facts.boot_id,
+            files=files,
+            manifest=None if self._manifest is None else self._manifest_name,
+            problems=[] if self._manifest is None else check_manifest(self._manifest, digests),
+            ranks=reading.ranks,
+        )
+
+    def _audit(self, what: str, actor: str, **detail: Any) -> None:
+        try:
+            self._store.add_event(Event(at=self._now(), actor=actor, what=what, detail=detail))
+        except StoreError as full:
+            _log.error("event not stored", what=what, reason=str(full))
