@@ -245,7 +245,8 @@ def _as_reported(found: Sequence[ChunkRepair], reported: Iterable[ChunkRepair]) 
         if now is None:
             now = was.model_copy(update={"reason": "the probe did not say what became of it"})
         method = now.method or (was.method if now.intact else None)
-        made.append(now.model_copy(update={"method": method, "diagnoses": now.diagnoses or was.diagnoses}))
+        diagnoses, pieces = now.diagnoses or was.diagnoses, now.pieces or was.pieces
+        made.append(now.model_copy(update={"method": method, "diagnoses": diagnoses, "pieces": pieces}))
     return tuple(made)
 
 

@@ -51,7 +51,7 @@ class FakeProbe:
             model="tiny",
             architecture="LlamaForCausalLM",
             layer_class="LlamaDecoderLayer",
-            num_blocks=len(self.gates),
+            num_blocks=len(self.gates) if self.armed else 0,
             armed=self.armed,
             refusal=None if self.armed else "LlamaDecoderLayer is not supported.",
             scan_refusal=None,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flipwatch.monitors.finding import Action, Health
-from flipwatch.monitors.fingerprint.facts import Method
+from flipwatch.monitors.fingerprint.facts import Method, RepairOrder, RepairReport
 from flipwatch.monitors.fingerprint.judgement import FingerprintFinding, judge
 from flipwatch.monitors.wire import SelfTestState
 from flipwatch.service.guard import (
@@ -173,7 +173,7 @@ async def test_neither_gates_nor_a_loss_are_needed() -> None:
     rig.probe.armed, rig.probe.self_test = False, SelfTestState.FAILED
     rig.probe.weights.damage(7, 4)
     rig.losses = [LossUnavailable("There is no validation set."), ProbeRefused(501, "Not supported.")]
-    record = await rig.repair()
+    record = await rig.repair(4)
     assert record.state is MitigationState.REPAIRED
     assert record.loss_before_state is record.loss_after_state is LossState.NOT_MEASURED
     assert "; loss not measured before, not measured (Not supported) after;" in record.message
@@ -261,16 +261,22 @@ async def test_skip_of_what_cannot_be_repaired_only_if_the_operator_wants_it(all
 
 
 async def test_skip_of_what_cannot_be_repaired_has_its_limits() -> None:
-    """Nothing is skipped for damage outside the blocks; a refused skip is in the audit log."""
-    rig = Rig(skip_unrepaired=True)
-    rig.probe.weights.damage(7, None, 4, checkpoint="The checkpoint has moved.")
+    """No skip for damage outside the blocks, and none of a block that is skipped; a refusal is in the audit log."""
+    rig = Rig(skip_unrepaired=True, max_actions=100)
+    rig.probe.weights.damage(7, None, 4, parity="Parity is lost.", checkpoint="The checkpoint has moved.")
     await rig.repair()
     assert len(rig.store.mitigations()) == 1
+    rig.probe.weights.reload()
+    rig.probe.weights.damage(7, 4, checkpoint="The checkpoint has moved.")
+    skip = await rig.apply(4)
+    await rig.repair()
+    assert rig.store.events()[0].what == "mitigation failed"
+    await rig.undo(skip)
     rig.probe.weights.reload()
     for chunk in (1, 2, 3):
         rig.probe.weights.damage(chunk, chunk, checkpoint="The checkpoint has moved.")
     await rig.repair()
-    assert (len(rig.store.mitigations()), rig.probe.gates) == (2, [1.0] * 6)
+    assert (len(rig.store.mitigations()), rig.probe.gates) == (4, [1.0] * 6)
     event = rig.store.events()[0]
     assert (event.what, event.detail["blocks"]) == ("mitigation refused", [1, 2, 3])
     assert "mitigation.max_blocks allows 2" in event.detail["message"]
@@ -362,6 +368,68 @@ async def test_skip_that_cannot_be_ended_is_told() -> None:
     assert rig.probe.gates[3] == rig.probe.gates[4] == 0.0
 
 
+async def test_a_skip_that_is_not_sure_to_be_needless_stays() -> None:
+    """An interrupted skip, one of another process, and one of a block that no look sees whole are left alone."""
+    rig = Rig(max_actions=100)
+    skip = await rig.apply(4)
+    rig.probe.weights.replaced = ["model.layers.4.input_layernorm.weight"]
+    rig.probe.weights.damage(7, 4)
+    record = await rig.repair(4)
+    assert (record.state, rig.stored(skip).state) == (MitigationState.REPAIRED, MitigationState.ACTIVE)
+    assert f"block 4 still skipped by mitigation {skip.id}, since not all of block 4 is known" in record.message
+    rig.probe.weights.replaced = []
+    rig.probe.gates[4] = 0.5
+    rig.mitigator.recover(await rig.probe.facts())
+    with pytest.raises(NothingToRepair):
+        await rig.repair(4)
+    rig.probe.weights.damage(7, 4)
+    record = await rig.repair(4)
+    assert f" by mitigation {skip.id}, which is interrupted: finish or undo it;" in record.message
+    assert rig.probe.gates[4] == 0.5
+    await rig.ended(await rig.mitigator.finish(skip.id, actor="bob"))
+    rig.probe.restart()
+    with pytest.raises(NothingToRepair):
+        await rig.repair(4)
+    rig.probe.weights.damage(7, 4)
+    record = await rig.repair(4)
+    assert (record.state, skip.id in record.message) == (MitigationState.REPAIRED, False)
+    assert rig.stored(skip).state is MitigationState.ACTIVE
+
+
+async def test_a_loss_that_rises_is_told() -> None:
+    """Bytes that were bad when the baseline was taken can make it worse: the record says so."""
+    rig = Rig()
+    rig.probe.weights.damage(7, 4)
+    rig.losses = [4.0, 9.0]
+    record = await rig.repair()
+    assert record.state is MitigationState.REPAIRED
+    assert record.message.endswith("; WORSE than before.")
+
+
+async def test_a_report_without_a_chunk_leaves_it_to_the_look() -> None:
+    """What the probe does not mention is what the fresh look says of it; where that says nothing, it is not right."""
+    rig = Rig()
+    whole = rig.probe.weights.repair
+
+    def silent(order: RepairOrder) -> RepairReport:
+        return whole(order).model_copy(update={"chunks": []})
+
+    rig.probe.weights.repair = silent  # type: ignore[method-assign]
+    rig.probe.weights.damage(7, 4)
+    record = await rig.repair()
+    assert (record.state, record.repairs[0].method) == (MitigationState.REPAIRED, None)
+    rig.probe.weights.damage(7, 4, checkpoint="The checkpoint has moved.")
+    rig.probe.weights.named = 1
+
+    async def one_more() -> None:
+        rig.probe.weights.damage(3, 2)
+
+    rig.probe.on_repair = one_more
+    record = await rig.repair()
+    assert record.state is MitigationState.FAILED
+    assert "(model.layers.4.mlp.up_proj.weight): the probe did not say what became of it;" in record.message
+
+
 async def test_a_block_that_changes_while_its_skip_is_to_be_ended_stays_skipped() -> None:
     """The look before the gate is written counts, not the one when the order came."""
     rig = Rig()
@@ -431,11 +499,12 @@ async def test_write_without_an_answer_is_interrupted_and_can_be_finished() -> N
         "finish when it answers."
     )
     rig.probe.away, rig.probe.on_repair = False, None
+    rig.losses = [3.5]
     with pytest.raises(WrongState, match="is a repair: it only puts the bytes of the baseline back"):
         await rig.undo(record)
     record = await rig.ended(await rig.mitigator.finish(record.id, actor="bob"))
     assert (record.state, record.repairs[0].method) == (MitigationState.REPAIRED, Method.PARITY)
-    assert (record.loss_before, record.loss_after) == (7.0, 3.0)
+    assert (record.loss_before, record.loss_after) == (7.0, 3.5)
 
 
 @pytest.mark.parametrize("written", [False, True])
@@ -495,7 +564,33 @@ async def test_finish_needs_a_look() -> None:
     assert record.message.startswith("1 chunk put right (1 by parity)")
 
 
-@pytest.mark.parametrize("when", ["write", "look"])
+async def test_finish_keeps_what_is_known_of_chunks_that_were_right_already() -> None:
+    """Method, tensor and diagnosis of the first try stay, while the second one puts the rest right."""
+    rig = Rig()
+    rig.probe.weights.damage(7, 4)
+    rig.probe.weights.damage(8, 5)
+    rig.readings = [rig.probe.weights.reading(), SweepUnavailable("The measurement is void.")]
+    record = await rig.repair()
+    rig.probe.weights.damage(8, 5, parity="Parity is lost.")
+    record = await rig.ended(await rig.mitigator.finish(record.id, actor="bob"))
+    assert [repair.method for repair in record.repairs] == [Method.PARITY, Method.CHECKPOINT]
+    assert record.repairs[0].diagnoses[0].sentence() == SENTENCE
+    assert record.repairs[0].pieces[0].block == 4
+    assert rig.mitigator.repaired == {Method.PARITY: 1, Method.CHECKPOINT: 1}
+
+
+async def test_an_end_of_a_skip_that_broke_off_can_be_finished() -> None:
+    """It measures the loss before and ends the skip, as it would have done."""
+    rig = Rig()
+    await rig.apply(4)
+    rig.losses = [ZeroDivisionError("oops")]
+    record = await rig.repair(4)
+    assert record.state is MitigationState.INTERRUPTED
+    record = await rig.ended(await rig.mitigator.finish(record.id, actor="bob"))
+    assert (record.state, record.loss_before, rig.probe.gates[4]) == (MitigationState.REPAIRED, 4.0, 1.0)
+
+
+@pytest.mark.parametrize("when", ["write", "look", "broken look"])
 async def test_vllm_restart_in_the_middle_closes_the_record(when: str) -> None:
     """The new process has loaded its weights anew: there is nothing to go on with."""
     rig = Rig()
@@ -507,6 +602,8 @@ async def test_vllm_restart_in_the_middle_closes_the_record(when: str) -> None:
     def restart_after_the_second() -> None:
         if rig.sweeps == 2:
             rig.probe.restart()
+            if when == "broken look":
+                raise SweepUnavailable("vLLM was restarted while it was measured.")
 
     if when == "write":
         rig.probe.on_repair = restart
