@@ -120,8 +120,13 @@ class Probe(Connection):
         await self._request("DELETE", f"/faults/{fault}", patient=True)
 
     async def integrity(self) -> IntegrityFacts:
-        """The baselines of the weights, rank by rank."""
-        return _parse(IntegrityFacts, await self._request("GET", "/integrity"))
+        """The baselines of the weights, rank by rank; `ProbeRefused` by a probe that knows of none."""
+        try:
+            return _parse(IntegrityFacts, await self._request("GET", "/integrity"))
+        except ProbeAbsent:
+            raise ProbeRefused(
+                404, "The probe knows no fingerprints: install the same version of Flipwatch on both sides."
+            ) from None
 
     async def checkpoint(self) -> CheckpointFacts:
         """The files that the model was loaded from."""

@@ -30,10 +30,10 @@ class StoreError(Exception):
 class Store:
     """Scans, findings, mitigations, the clean profile and the audit log.
 
-    `path` is the file (made when missing), or None for a store in memory.  Retention: the last `keep` scans and
-    findings of each monitor, and closed mitigations, and apart from them the last `keep_failed` scans and findings that
-    failed, so that a week of healthy scans does not push out the one that matters.  Readings, which are large, are kept
-    up to `readings_bytes` in sum, those of failed findings first; the finding itself outlives its reading.
+    `path` is the file (made when missing), or None for a store in memory.  Retention: of each monitor the last `keep`
+    scans and findings, and apart from them the last `keep_failed` that failed, so that a week of healthy scans does not
+    push out the one that matters; and the last `keep` closed mitigations.  Readings, which are large, are kept up to
+    `readings_bytes` in sum, those of failed findings first; the finding itself outlives its reading.
 
     All methods are short and synchronous, safe from any thread, and raise `StoreError`.
     """
@@ -232,12 +232,11 @@ class Store:
             """
             DELETE FROM scans WHERE state IN ('done', 'failed')
             AND id NOT IN (SELECT id FROM (
-                SELECT id, ROW_NUMBER() OVER (
-                    PARTITION BY body ->> '$.monitor' ORDER BY created_at DESC, rowid DESC
-                ) AS place FROM scans
-            ) WHERE place <= ?)
-            AND id NOT IN
-                (SELECT id FROM scans WHERE state = 'failed' ORDER BY created_at DESC, rowid DESC LIMIT ?)
+                SELECT id, state = 'failed' AS bad,
+                ROW_NUMBER() OVER (PARTITION BY monitor ORDER BY created_at DESC, place DESC) AS nth,
+                ROW_NUMBER() OVER (PARTITION BY monitor, state = 'failed' ORDER BY created_at DESC, place DESC) AS same
+                FROM (SELECT id, state, created_at, rowid AS place, body ->> '$.monitor' AS monitor FROM scans)
+            ) WHERE nth <= ? OR (bad AND same <= ?))
             AND (finding_id IS NULL OR finding_id NOT IN (SELECT id FROM findings))
             """,
             (self._keep, self._keep_failed),
@@ -246,13 +245,12 @@ class Store:
     def _trim_findings(self, db: sqlite3.Connection) -> None:
         db.execute(
             """
-            DELETE FROM findings
-            WHERE id NOT IN (SELECT id FROM (
-                SELECT id, ROW_NUMBER() OVER (PARTITION BY monitor ORDER BY created_at DESC, rowid DESC) AS place
+            DELETE FROM findings WHERE id NOT IN (SELECT id FROM (
+                SELECT id, health = 'failed' AS bad,
+                ROW_NUMBER() OVER (PARTITION BY monitor ORDER BY created_at DESC, rowid DESC) AS nth,
+                ROW_NUMBER() OVER (PARTITION BY monitor, health = 'failed' ORDER BY created_at DESC, rowid DESC) AS same
                 FROM findings
-            ) WHERE place <= ?)
-            AND id NOT IN
-                (SELECT id FROM findings WHERE health = 'failed' ORDER BY created_at DESC, rowid DESC LIMIT ?)
+            ) WHERE nth <= ? OR (bad AND same <= ?))
             """,
             (self._keep, self._keep_failed),
         )

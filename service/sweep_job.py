@@ -21,7 +21,7 @@ from ..monitors.wire import MeasureOrder, ModelFacts, Progress
 from .job import Job, Note, Outcome
 from .live import Live
 from .measuring import Measurer, ModelChanged, ScanError
-from .probe import Probe, ProbeAbsent, ProbeRefused
+from .probe import Probe, ProbeRefused
 from .records import Event, ScanTrigger
 from .repair_steps import SweepUnavailable
 from .store import Store, StoreError
@@ -125,10 +125,6 @@ class Sweeps:
         facts = await self._watcher.look()
         try:
             seals = await self._probe.integrity()
-        except ProbeAbsent:
-            raise ScanError(
-                "The probe inside vLLM knows no fingerprints: install the same version of Flipwatch on both sides."
-            ) from None
         except ProbeRefused as refused:
             raise ScanError(f"The probe has no fingerprints (HTTP {refused.status}): {refused.detail}") from refused
         if seals.boot_id != facts.boot_id:

@@ -147,11 +147,12 @@ class Operator:
         raise StepFailed(f"{what} did not happen within {seconds:.0f} s")
 
     def finding(self, since: float, wanted: Callable[[Json], bool]) -> Json:
-        """Wait for a scan by the clock, begun after `since` (epoch seconds), with a finding that is wanted."""
+        """Wait for an alpha-scan by the clock, begun after `since` (epoch seconds), with a finding that is wanted."""
 
         def look() -> Json | None:
             for scan in self.call("GET", "/scans"):
-                if scan["trigger"] == "schedule" and scan["state"] == "done" and scan["created_at"] > since:
+                of_blocks = scan["monitor"] == "alpha_scan" and scan["trigger"] == "schedule"
+                if of_blocks and scan["state"] == "done" and scan["created_at"] > since:
                     finding: Json = self.call("GET", f"/scans/{scan['id']}")["finding"]
                     if wanted(finding):
                         return finding

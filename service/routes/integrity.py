@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Response
 
-from ..problem import Kind, responses
+from ..problem import Kind, ProblemError, responses
 from ..records import Event, ScanTrigger
 from ..schemas import Accepted, IntegrityView, RecordOrder
 from . import access
@@ -21,6 +21,8 @@ _STARTS = responses(*GUARDED, Kind.CONFLICT, Kind.INVALID, Kind.REFUSED_BY_VLLM,
 )
 async def get_integrity(sidecar: TheSidecar, _: Reader) -> IntegrityView:
     """The baselines of all ranks as the probe has them now, and the last check of the checkpoint."""
+    if not sidecar.live.up:
+        raise ProblemError(Kind.VLLM_AWAY, sidecar.live.away)
     facts = await sidecar.probe.integrity()
     verdict = sidecar.live.integrity.verdict
     if verdict is not None and verdict.boot_id != facts.boot_id:

@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from flipwatch.monitors.finding import Health
-from flipwatch.service.alerts import BLOCK_FLAGGED, DRIFTED, NOT_FINITE, UNKNOWN, Alerts
+from flipwatch.service.alerts import BLOCK_FLAGGED, DRIFTED, NOT_FINITE, UNKNOWN, WEIGHTS_CHANGED, Alerts
 from flipwatch.service.records import FindingRecord, ScanTrigger
 from flipwatch.service.settings import Settings
 from flipwatch.service.sidecar import Sidecar
@@ -203,6 +203,64 @@ def test_unknown_only_is_not_called_not_finite(finding: Numbered) -> None:
     alerts = alerts_of(sent)
     alerts.observe(finding.unknown(), "tiny")
     assert sent == []
+
+
+def _sweep(
+    number: int, health: Health, *, bad: int = 0, monitor: str = "fingerprint", swept: bool = True
+) -> FindingRecord:
+    """A finding of the fingerprint; one that was not `swept` says nothing about chunks."""
+    body: dict[str, Any] = {"monitor": monitor, "health": health.value, "reason": f"sweep {number}", "places": []}
+    if swept:
+        body["bad_chunks"] = bad
+    return FindingRecord(
+        id=f"s{number}", scan_id="s", monitor=monitor, created_at=60.0 * number + 1, health=health, body=body
+    )
+
+
+def test_changed_weights_fire_at_once_and_end_with_a_clean_sweep(finding: Numbered) -> None:
+    """No k of n for a digest; what could not look does not end it, what looked does, also where bytes are uncovered."""
+    sent = Sent()
+    alerts = alerts_of(sent)
+    alerts.observe(_sweep(1, Health.FAILED, bad=2), "tiny")
+    [alert] = alerts.firing
+    assert (alert.name, alert.monitor, alert.block) == (WEIGHTS_CHANGED, "fingerprint", None)
+    assert alert.description == "sweep 1"
+    alerts.observe(_sweep(2, Health.UNKNOWN, swept=False), "tiny")
+    alerts.observe(finding(), "tiny")
+    assert [alert.name for alert in alerts.firing] == [WEIGHTS_CHANGED]
+    alerts.observe(_sweep(3, Health.UNKNOWN), "tiny")
+    assert WEIGHTS_CHANGED not in {alert.name for alert in alerts.firing}
+    assert sent.brief()[0] == ("firing", WEIGHTS_CHANGED, [None])
+    assert sent[0]["commonLabels"]["severity"] == "critical"
+    assert ("resolved", WEIGHTS_CHANGED, [None]) in sent.brief()
+
+
+def test_weights_that_were_loaded_damaged_are_alerted_on(finding: Numbered) -> None:
+    """A failed sweep without a changed chunk is no silence: the summary says which of the two it is."""
+    alerts = alerts_of(Sent())
+    alerts.observe(_sweep(1, Health.FAILED), "tiny")
+    assert [(alert.name, alert.summary) for alert in alerts.firing] == [(WEIGHTS_CHANGED, "The weights are bad")]
+
+
+def test_findings_of_two_monitors_are_counted_apart(finding: Numbered) -> None:
+    """Sweeps in between neither push scans out of the window nor count as drift; unknown ones are one alert each."""
+    sent = Sent()
+    alerts = alerts_of(sent)
+    alerts.observe(finding(4), "tiny")
+    for number in range(5):
+        alerts.observe(_sweep(number, Health.FAILED, bad=1), "tiny")
+    assert DRIFTED not in {alert.name for alert in alerts.firing}
+    alerts.observe(finding(4), "tiny")
+    assert alerts.confirmed_blocks == {4}
+    for _ in range(2):
+        alerts.observe(finding.unknown(), "tiny")
+    for number in (6, 7):
+        alerts.observe(_sweep(number, Health.UNKNOWN, swept=False), "tiny")
+    unknown = [alert for alert in alerts.firing if alert.name == UNKNOWN]
+    assert [alert.monitor for alert in unknown] == ["alpha_scan", "fingerprint"]
+    assert unknown[1].description == "2 of the last 3 findings of fingerprint; sweep 7"
+    labels = [body["alerts"][0]["labels"] for body in sent if body["groupLabels"]["alertname"] == UNKNOWN]
+    assert [label["monitor"] for label in labels] == ["alpha_scan", "fingerprint"]
 
 
 def test_state_survives_a_restart_silently(finding: Numbered) -> None:

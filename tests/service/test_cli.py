@@ -397,6 +397,54 @@ def test_doctor_finds_what_is_wrong(desk: Desk) -> None:
     desk.vllm.armed = True
 
 
+def test_integrity_of_good_weights_is_code_0(desk: Desk) -> None:
+    """Sweep, check and show agree, in words and as JSON."""
+    swept = desk.run("integrity", "sweep")
+    assert (swept.returncode, swept.stderr) == (0, "")
+    assert swept.stdout.startswith("ok: All 40 chunks (41.9 MB) of 1 rank are those of the baseline of ")
+    checked = desk.run("integrity", "check")
+    assert checked.returncode == 0, checked.stderr
+    assert "1 file (1.0 kB) not checked against anything; 12 tensors in memory as in the checkpoint" in checked.stdout
+    assert f"{'ab' * 32}  model.safetensors" in checked.stdout
+    shown = desk.run("integrity", "show")
+    assert shown.returncode == 0
+    rows = [line.split() for line in shown.stdout.splitlines()]
+    assert ["rank", "recorded", "chunks", "covered", "not", "covered", "parity", "digest"] in rows
+    assert any(row[0] == "0" and row[4:7] == ["40", "41.9", "MB"] for row in rows)
+    integrity = desk.json("integrity", "show")
+    assert (integrity["state"]["health"], integrity["integrity"]["verified"]) == ("ok", True)
+    assert desk.json("integrity", "check")["checkpoint"]["problems"] == []
+
+
+def test_integrity_of_changed_weights_is_code_1(desk: Desk) -> None:
+    """The chunk is named with tensor and block; a new baseline needs a reason and makes it good."""
+    desk.vllm.weights.damage(7, 4)
+    swept = desk.run("integrity", "sweep")
+    assert swept.returncode == 1
+    assert swept.stdout.startswith("failed: 1 of 40 chunks differs from the baseline of ")
+    [row] = [line.split() for line in swept.stdout.splitlines() if line.endswith("repairs it")]
+    assert row[:4] == ["0", "7", "model.layers.4.mlp.up_proj.weight", "4"]
+    assert desk.run("integrity", "show").returncode == 1
+    assert desk.json("integrity", "sweep", code=1)["finding"]["bad_chunks"] == 1
+    desk.refused("integrity", "record", words="--reason")
+    desk.refused("integrity", "record", "--reason", "", words="reason")
+    recorded = desk.run("integrity", "record", "--reason", "weight sync")
+    assert (recorded.returncode, recorded.stdout.startswith("ok: ")) == (0, True)
+
+
+def test_integrity_that_cannot_be_told_is_code_2(desk: Desk) -> None:
+    """No baselines: neither ok nor a finding; and who may not may not."""
+    desk.vllm.integrity.refusal = "The weights are on a meta device."
+    try:
+        desk.refused("integrity", "sweep", words="The weights are on a meta device")
+        shown = desk.run("integrity", "show")
+        assert (shown.returncode, "no baselines: The weights are on" in shown.stdout) == (2, True)
+        desk.refused("integrity", "record", "--reason", "x", words="does not have the scope", token=READER)
+    finally:
+        desk.vllm.integrity.refusal = None
+        assert desk.run("integrity", "sweep").returncode == 0
+
+
 def test_baseline_from_record_to_remove(desk: Desk, tmp_path: Path) -> None:
     """A profile is recorded, shown, exported, removed and imported again, and is the same all the way."""
     desk.refused("baseline", "show", words="There is no clean profile")

@@ -232,3 +232,19 @@ def test_shown_settings_hold_no_secret() -> None:
     ).public()
     assert "secret" not in str(shown).replace("probe_token", "")
     assert shown["vllm"]["url"] == "http://host:1"
+
+
+def test_a_manifest_is_read_and_a_wrong_one_is_one_sentence(tmp_path: Path) -> None:
+    """What `sha256sum` prints; a missing or damaged file stops the start with its name and what is wrong."""
+    path = tmp_path / "SHA256SUMS"
+    settings = Settings(fingerprint={"manifest": str(path)})
+    assert Settings().manifest() is None
+    with pytest.raises(ConfigurationError, match=r"fingerprint\.manifest names .* cannot be read: No such file"):
+        settings.manifest()
+    path.write_text(f"{'ab' * 32}  model.safetensors\n")
+    assert settings.manifest() == {"model.safetensors": "ab" * 32}
+    path.write_text("abc  model.safetensors\n")
+    with pytest.raises(
+        ConfigurationError, match=r"SHA256SUMS \(fingerprint\.manifest\) is wrong: Line 1 of the manifest"
+    ):
+        settings.manifest()

@@ -181,6 +181,23 @@ def test_failed_findings_outlive_healthy_ones() -> None:
     store.close()
 
 
+def test_each_monitor_is_kept_for_itself() -> None:
+    """Sweeps every few minutes push out neither the scans of every hour nor the failed one among them."""
+    store = Store(None, keep=2, keep_failed=1)
+    store.add_finding(finding(0, Health.FAILED))
+    store.save_scan(scan(0, ScanState.FAILED, "f0"))
+    for number in (1, 2, 3):
+        store.add_finding(finding(number))
+        store.save_scan(scan(number, finding_id=f"f{number}"))
+    for number in range(10, 20):
+        failed = number < 15
+        store.add_finding(finding(number, Health.FAILED if failed else Health.OK, "fingerprint"))
+        store.save_scan(scan(number, finding_id=f"f{number}").model_copy(update={"monitor": "fingerprint"}))
+    assert [f.id for f in store.findings()] == ["f19", "f18", "f14", "f3", "f2", "f0"]
+    assert [s.id for s in store.scans()] == ["s19", "s18", "s14", "s3", "s2", "s0"]
+    store.close()
+
+
 def test_failed_and_running_scans_outlive_done_ones() -> None:
     """A scan that could not be done stays longer than those that were, and a running one is never dropped."""
     store = Store(None, keep=2, keep_failed=1)
