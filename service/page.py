@@ -152,12 +152,13 @@ def _block(block: BlockView, tau: float, full: float) -> str:
 
 def _scans(scans: Sequence[ScanRecord]) -> str:
     rows = "".join(
-        f"<tr><td>{_at(scan.created_at)}</td><td>{scan.trigger.value}</td><td>{scan.state.value}</td>"
+        f"<tr><td>{_at(scan.created_at)}</td><td>{escape(scan.monitor)}</td><td>{scan.trigger.value}</td>"
+        f"<td>{scan.state.value}</td>"
         f'<td class="n">{scan.steps_done}/{"?" if scan.steps_total is None else scan.steps_total}</td>'
         f'<td class="wide">{escape(scan.error or "")}</td></tr>'
         for scan in scans
     )
-    head = '<th>time</th><th>why</th><th>state</th><th class="n">steps</th><th></th>'
+    head = '<th>time</th><th>monitor</th><th>why</th><th>state</th><th class="n">steps</th><th></th>'
     return _table("Last scans", head, rows)
 
 

@@ -285,6 +285,18 @@ async def test_a_new_baseline_without_a_reason_is_422(start: Start, server: Fake
     assert "POST /measurements" not in server.seen
 
 
+async def test_the_page_tells_of_the_weights(start: Start, server: FakeServer) -> None:
+    """The fingerprint's verdict with its sentence, its alert, and whose each of the last scans was."""
+    api = await start(mitigation={"mode": "observe"})
+    server.weights.damage(7, 4)
+    finding = (await _swept(api))["finding"]
+    page = (await api.get("/", who=None)).text
+    assert '<section class="verdict failed"><strong>Corrupted</strong> <span class="soft">fingerprint, scan of' in page
+    assert finding["reason"] in page
+    assert f"<td>{WEIGHTS_CHANGED}</td>" in page
+    assert "<td>fingerprint</td><td>request</td><td>done</td>" in page
+
+
 async def test_who_may_do_what(start: Start) -> None:
     """Reading is for readers, checking for operators, a new baseline for admins."""
     api = await start()
