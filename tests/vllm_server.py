@@ -202,7 +202,11 @@ class VllmServer:
     def measure(self, tokens: list[list[int]], alphas: Sequence[float] = (), steps: int = 20) -> dict[str, Any]:
         """A whole alpha-scan reading over these sequences."""
         plan = {"alphas": list(alphas), "tokens": tokens, "scored_from": [1] * len(tokens), "tokens_per_step": 512}
-        reply = self.probe.post("/measurements", json={"monitor": "alpha_scan", "plan": plan})
+        return self.reading("alpha_scan", plan, steps)
+
+    def reading(self, monitor: str, plan: dict[str, Any], steps: int = 20) -> dict[str, Any]:
+        """A whole measurement, so many steps at a time."""
+        reply = self.probe.post("/measurements", json={"monitor": monitor, "plan": plan})
         assert reply.status_code == 201, reply.text
         progress = reply.json()
         while progress["reading"] is None:
@@ -210,3 +214,23 @@ class VllmServer:
             assert reply.status_code == 200, reply.text
             progress = reply.json()
         return dict(progress["reading"])
+
+    def integrity(self) -> dict[str, Any]:
+        """`IntegrityFacts`."""
+        reply = self.probe.get("/integrity")
+        assert reply.status_code == 200, reply.text
+        return dict(reply.json())
+
+    def sweep(self, steps: int = 64) -> list[dict[str, Any]]:
+        """`RankReading` of each rank."""
+        return list(self.reading("fingerprint", {"steps": 256}, steps)["ranks"])
+
+    def repair(self, chunks: Sequence[tuple[int, int]]) -> dict[str, Any]:
+        """`RepairReport` for chunks of (rank, chunk)."""
+        order = {
+            "boot_id": self.facts()["boot_id"],
+            "chunks": [{"rank": rank, "chunk": chunk} for rank, chunk in chunks],
+        }
+        reply = self.probe.post("/repairs", json=order)
+        assert reply.status_code == 200, reply.text
+        return dict(reply.json())

@@ -6,6 +6,7 @@ Switched by `FLIPWATCH_TESTS`, a comma-separated list:
     inplace_norm   a fused add + norm that overwrites its inputs, as CUDA's does in eager mode
     unsalted       leave vLLM's compile-cache key as it is
     failing_rank   `facts` and `add_fault` fail on rank 1 while the file named by `FLIPWATCH_TESTS_FAIL` exists
+    flip_on_rank   rank 1 flips a bit of its weights when the file of that name with `-flip` behind it exists, once
     stuck_gate     rank 1 forgets gate writes while the file of that name with `-gate` behind it exists
     plain_weights  keep plain weights on CPU without Flipwatch, for the other side of a comparison
     odd_layer      Llama's layers return a list, a form that Flipwatch does not know and vLLM does not mind
@@ -27,6 +28,7 @@ def register() -> None:
             "unsalted": _unsalted,
             "failing_rank": _failing_rank,
             "stuck_gate": _stuck_gate,
+            "flip_on_rank": _flip_on_rank,
             "plain_weights": _plain_weights,
             "odd_layer": _odd_layer,
         }[name]()
@@ -105,6 +107,24 @@ def _failing_rank() -> None:
 
     for name in ("facts", "add_fault"):
         worker._OPERATIONS[name] = failing(worker._OPERATIONS[name])
+
+
+def _flip_on_rank() -> None:
+    import torch
+
+    from flipwatch.probe import armed, worker
+
+    original = worker._OPERATIONS["facts"]
+
+    def facts(probe: Any) -> dict[str, Any]:
+        if _told_to_fail("-flip"):
+            Path(os.environ["FLIPWATCH_TESTS_FAIL"] + "-flip").unlink()
+            stretch = next(s for s in armed.served.sealed.line.stretches if "layers.2.mlp.down_proj" in s.source.name)
+            with torch.inference_mode():
+                stretch.memory[1003] ^= 64
+        return original(probe)
+
+    worker._OPERATIONS["facts"] = facts
 
 
 def _stuck_gate() -> None:

@@ -1,5 +1,6 @@
 """Models that Flipwatch does not know, and a Flipwatch that is switched off: vLLM serves as if it were not there."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +27,8 @@ def folder(smol: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_unknown_layer_form_is_refused(folder: Path, test_environment: Callable[..., dict[str, str]]) -> None:
     """A layer that returns an unknown form is refused by name; off switch and refusal serve the same tokens."""
-    with VllmServer(folder, ARGUMENTS, test_environment("odd_layer")) as server:
+    packed = test_environment("odd_layer", FLIPWATCH_CPU_PLAIN_WEIGHTS="0")
+    with VllmServer(folder, ARGUMENTS, packed) as server:
         facts = server.facts()
         assert not facts["armed"]
         assert "LlamaDecoderLayer returns list" in facts["refusal"]
@@ -38,9 +40,24 @@ def test_unknown_layer_form_is_refused(folder: Path, test_environment: Callable[
         reply = server.probe.post("/measurements", json={"monitor": "alpha_scan", "plan": plan})
         assert reply.status_code == 501
         refused = server.outputs([TEXT])
-    with VllmServer(folder, ARGUMENTS, test_environment("plain_weights", FLIPWATCH_DISABLE="1")) as server:
+        _check_coverage(server)
+    with VllmServer(folder, ARGUMENTS, test_environment(FLIPWATCH_DISABLE="1")) as server:
         assert server.probe.get("/model").status_code == 404
         assert server.outputs([TEXT]) == refused
+
+
+def _check_coverage(server: VllmServer) -> None:
+    """Bytes are swept where gates are refused; weights that the engine packed are named with their size."""
+    (seal,) = server.integrity()["ranks"]
+    hidden = {missing["tensor"]: missing["bytes"] for missing in seal["not_covered"]}
+    config = json.loads((server.model / "config.json").read_text())
+    size = 4 * config["hidden_size"] * config["intermediate_size"]
+    for block in range(config["num_hidden_layers"]):
+        assert hidden[f"model.layers.{block}.mlp.gate_up_proj.weight"] == 2 * size
+        assert hidden[f"model.layers.{block}.mlp.down_proj.weight"] == size
+    assert all("empty" in missing["reason"] for missing in seal["not_covered"])
+    (rank,) = server.sweep()
+    assert (rank["bad_chunks"], rank["not_covered"]) == (0, seal["not_covered"])
 
 
 def test_layer_without_hidden_states_is_refused() -> None:

@@ -33,6 +33,7 @@ def two_ranks(folder: Path, switch: Path, test_environment: Callable[..., dict[s
     environment = test_environment(
         "failing_rank",
         "stuck_gate",
+        "flip_on_rank",
         FLIPWATCH_TESTS_FAIL=str(switch),
         VLLM_CPU_OMP_THREADS_BIND="0|1",
         # For vLLM's own /pause, with which an operator's weight update begins.  Flipwatch needs no dev mode.
@@ -112,6 +113,29 @@ def test_faults_are_never_half_there(two_ranks: VllmServer, switch: Path) -> Non
     reply = two_ranks.probe.post("/faults", json=order | {"kind": "flips", "flips": [[0, 30]]})
     assert reply.status_code == 501
     assert "2 shards" in reply.json()["detail"]
+
+
+def test_a_flip_on_one_rank_is_named_and_repaired_there(two_ranks: VllmServer, switch: Path) -> None:
+    """Bytes are kept apart by rank: the other rank's are neither suspected nor touched."""
+    before = two_ranks.outputs([TEXT])
+    ranks = [seal["rank"] for seal in two_ranks.integrity()["ranks"]]
+    assert ranks == [{"rank": rank, "data": 0, "pipeline": 0, "tensor": rank} for rank in (0, 1)]
+    Path(f"{switch}-flip").touch()
+    two_ranks.facts()
+    assert not Path(f"{switch}-flip").exists()
+    assert two_ranks.outputs([TEXT]) != before
+    first, second = two_ranks.sweep()
+    assert (first["rank"]["rank"], first["bad_chunks"]) == (0, 0)
+    assert (second["rank"]["rank"], second["bad_chunks"]) == (1, 1)
+    (bad,) = second["bad"]
+    assert [piece["tensor"] for piece in bad["pieces"]] == ["model.layers.2.mlp.down_proj.weight"]
+    (change,) = bad["diagnoses"][0]["changes"]
+    # Byte 1003 is the highest of the fp32 value 250.
+    assert change["bits"] == [30]
+    (chunk,) = two_ranks.repair([(1, bad["chunk"])])["chunks"]
+    assert (chunk["rank"], chunk["intact"], chunk["method"]) == (1, True, "parity")
+    assert [rank["bad_chunks"] for rank in two_ranks.sweep()] == [0, 0]
+    assert two_ranks.outputs([TEXT]) == before
 
 
 def test_paused_server_is_left_alone(two_ranks: VllmServer) -> None:
