@@ -28,6 +28,7 @@ from .store import Store, StoreError
 from .watcher import Watcher
 
 _CHECKED = "checkpoint checked"
+_RECORDED = "fingerprint recorded"
 _EVENTS = 10_000
 
 _log = structlog.get_logger(__name__)
@@ -77,13 +78,11 @@ class Sweeps:
             facts, seals = await self._look()
             progress = await self._measure(RECORD, facts, seals, note)
             recorded = Recorded.model_validate(progress.reading)
-            self._audit("fingerprint recorded", actor, reason=reason, changed_chunks=recorded.changed_chunks)
+            self._audit(_RECORDED, actor, reason=reason, changed_chunks=recorded.changed_chunks)
             seals = seals.model_copy(update={"ranks": recorded.ranks})
-            known = self._live.integrity
-            known.facts = seals
-            if recorded.changed_chunks and known.verdict is not None and known.verdict.verified:
-                # Nobody has compared these bytes with anything.  What was wrong before stays so until the next check.
-                known.verdict = None
+            self._live.integrity.facts = seals
+            if recorded.changed_chunks:
+                self._live.integrity.verdict = _after_a_change(self._live.integrity.verdict)
             return await self._swept(facts, seals, note, before=progress.steps_done)
 
         return Job(NAME, ScanTrigger.BASELINE, measure)
@@ -116,9 +115,13 @@ class Sweeps:
 
         Raises `StoreError`.
         """
-        last = next((event for event in self._store.events(_EVENTS) if event.what == _CHECKED), None)
-        if last is not None:
-            self._live.integrity.verdict = CheckpointVerdict.model_validate(last.detail["verdict"])
+        changed = False
+        for event in self._store.events(_EVENTS):
+            if event.what == _CHECKED:
+                verdict = CheckpointVerdict.model_validate(event.detail["verdict"])
+                self._live.integrity.verdict = _after_a_change(verdict) if changed else verdict
+                return
+            changed |= event.what == _RECORDED and event.detail["changed_chunks"] > 0
 
     async def _look(self) -> tuple[ModelFacts, IntegrityFacts]:
         """Model and baselines of now."""
@@ -190,3 +193,8 @@ class Sweeps:
             self._store.add_event(Event(at=self._now(), actor=actor, what=what, detail=detail))
         except StoreError as full:
             _log.error("event not stored", what=what, reason=str(full))
+
+
+def _after_a_change(verdict: CheckpointVerdict | None) -> CheckpointVerdict | None:
+    """Nobody has compared the new bytes with anything; but what was wrong stays so until the next check."""
+    return None if verdict is None or verdict.verified else verdict

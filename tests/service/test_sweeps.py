@@ -362,6 +362,14 @@ async def test_a_bad_check_outlives_the_sidecar_as_long_as_vllm_lives(
     async with Sidecar(settings()) as after:
         await after.runner.run(after.sweeps.sweep(ScanTrigger.REQUEST))
         assert "lm_head.weight" in after.live.state("fingerprint").reason
+    server.integrity.different = []
+    async with Sidecar(settings()) as good:
+        await good.runner.run(good.sweeps.check(ScanTrigger.REQUEST, "boss"))
+        assert good.live.integrity.verdict is not None
+        server.weights.damage(7, 4)
+        await good.runner.run(good.sweeps.record("weight sync", "boss"))
+    async with Sidecar(settings()) as changed:
+        assert changed.live.integrity.verdict is None
     server.restart()
     async with Sidecar(settings()) as last:
         await last.runner.run(last.sweeps.sweep(ScanTrigger.REQUEST))
