@@ -71,19 +71,28 @@ def arm(model: nn.Module, vllm_config: Any) -> Armed:
     global served
     boot_id = uuid.uuid4().hex
     device = torch.device(vllm_config.device_config.device)
-    nothing = Stack({}, 0, "")
+    stack = Stack({}, 0, "")
     try:
+        stack = _stack_or_nothing(model)
         device = next(model.parameters()).device
         served = _arm(model, vllm_config, device, boot_id)
     except UnsupportedModel as reason:
-        served = Armed(boot_id, model, vllm_config, device, nothing, None, refusal=str(reason))
+        served = Armed(boot_id, model, vllm_config, device, stack, None, refusal=str(reason))
     except Exception as error:
         # Serving comes first, whatever went wrong here.
         logger.exception("Flipwatch failed while it looked at the model.")
         refusal = f"Looking at {type(model).__name__} failed: {type(error).__name__}: {error}"
-        served = Armed(boot_id, model, vllm_config, device, nothing, None, refusal=refusal)
+        served = Armed(boot_id, model, vllm_config, device, stack, None, refusal=refusal)
     served = _sealed(served)
     return served
+
+
+def _stack_or_nothing(model: nn.Module) -> Stack:
+    """Blocks have numbers also where they get no gates."""
+    try:
+        return find_stack(model)
+    except UnsupportedModel:
+        return Stack({}, 0, "")
 
 
 def _sealed(armed: Armed) -> Armed:
