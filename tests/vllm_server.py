@@ -16,6 +16,8 @@ from typing import Any
 import httpx
 
 PROBE_TOKEN = "probe-token-of-the-tests"
+# Before a command: it is told to end when the process of the tests is gone.
+WITH_THE_TESTS = ("setpriv", "--pdeathsig", "TERM", "--")
 # Importing takes most of a start; a busy machine takes longer.
 START_SECONDS = 300
 
@@ -48,6 +50,9 @@ def vllm_environment(**extra: str) -> dict[str, str]:
     return {
         **os.environ,
         "VLLM_CPU_KVCACHE_SPACE": "1",
+        # One thread on any core.  By itself vLLM binds its threads, and two servers side by side to the same core.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_PLUGINS": "flipwatch",
         "FLIPWATCH_PROBE_TOKEN": PROBE_TOKEN,
@@ -69,6 +74,7 @@ class VllmServer:
     def __post_init__(self) -> None:
         self._log = Path(tempfile.mkstemp(prefix="flipwatch-vllm-", suffix=".log")[1])
         self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
         self.client = httpx.Client(base_url=self.url, timeout=300)
         self.probe = httpx.Client(
             base_url=f"{self.url}/flipwatch/v1", headers={"Authorization": f"Bearer {PROBE_TOKEN}"}, timeout=300
@@ -114,6 +120,10 @@ class VllmServer:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
+        # pytest-xdist may kill the process of the tests: the end of this pipe then ends the server with its children.
+        self._guard = subprocess.Popen(
+            ["sh", "-c", f"read _; kill -KILL -{self._process.pid}"], stdin=subprocess.PIPE, start_new_session=True
+        )
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
@@ -136,6 +146,9 @@ class VllmServer:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(30)
         self._process = None
+        assert self._guard is not None
+        with self._guard:
+            self._guard.kill()
 
     # --- what the tests ask of it -----------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from ..vllm_server import PROBE_TOKEN, free_port
+from ..vllm_server import PROBE_TOKEN, WITH_THE_TESTS, free_port
 
 TOKEN = "operator-token-of-the-tests"
 T = TypeVar("T")
@@ -98,9 +98,10 @@ class Sidecar:
     def start(self) -> None:
         """Start it and wait until it lives."""
         plain = {name: value for name, value in os.environ.items() if not name.startswith("FLIPWATCH_")}
+        serve = (sys.executable, "-m", "flipwatch.service.cli", "serve")
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "flipwatch.service.cli", "serve", "--config", str(self._configuration)],
+                [*WITH_THE_TESTS, *serve, "--config", str(self._configuration)],
                 env={**plain, "FLIPWATCH_PROBE_TOKEN": PROBE_TOKEN},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

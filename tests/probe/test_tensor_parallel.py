@@ -28,14 +28,13 @@ def switch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two_ranks(folder: Path, switch: Path, test_environment: Callable[..., dict[str, str]]) -> Iterator[VllmServer]:
-    """Tensor parallel 2, one core each."""
+    """Tensor parallel 2, one thread each."""
     arguments = ["--enforce-eager", "--dtype", "float32", "--tensor-parallel-size", "2"]
     environment = test_environment(
         "failing_rank",
         "stuck_gate",
         "flip_on_rank",
         FLIPWATCH_TESTS_FAIL=str(switch),
-        VLLM_CPU_OMP_THREADS_BIND="0|1",
         # For vLLM's own /pause, with which an operator's weight update begins.  Flipwatch needs no dev mode.
         VLLM_SERVER_DEV_MODE="1",
     )

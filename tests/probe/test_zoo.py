@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ..vllm_server import vllm_environment
+from ..vllm_server import WITH_THE_TESTS, vllm_environment
 from .reference import Reference, largest_difference
 from .tiny import FAMILIES
 
@@ -27,7 +27,7 @@ def zoo(smol: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dic
     work = tmp_path_factory.mktemp("zoo")
     program = Path(__file__).parent / "zoo.py"
     done = subprocess.run(
-        [sys.executable, str(program), str(smol), str(work), *FAMILIES],
+        [*WITH_THE_TESTS, sys.executable, str(program), str(smol), str(work), *FAMILIES],
         env=vllm_environment(VLLM_ENABLE_V1_MULTIPROCESSING="0"),
         capture_output=True,
         text=True,
