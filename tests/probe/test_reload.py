@@ -95,6 +95,11 @@ class Served:
 
         return refused(lambda: fresh_tensors(self.model, self.config, self.stack, list(names)))
 
+    def refusal(self, *names: str) -> str | list[str]:
+        """The sentence of the refusal, or the names that were had after all."""
+        found = self.fresh(*names)
+        return found if isinstance(found, str) else list(found)
+
     def compared(self) -> Any:
         """What `differing` says of all blocks together, or the sentence of the refusal."""
         from flipwatch.probe.reload import differing
@@ -189,7 +194,11 @@ def plain(work: Path) -> dict[str, Any]:
     fresh = served.fresh("lm_head.weight", QKV, "model.layers.1.self_attn.attn._k_scale", "model.layers.1.no.such")
     result["several"] = {name: same(tensor, served.before[name]) for name, tensor in fresh.items()}
     undo()
-    result["none"] = [served.fresh("model.layers.1.self_attn.attn._k_scale"), served.fresh("no.such"), served.fresh()]
+    result["none"] = [
+        served.refusal("model.layers.1.self_attn.attn._k_scale"),
+        served.refusal("no.such"),
+        served.refusal(),
+    ]
     result["other_files"] = other_files(served)
     result["reload_tied"] = served.reload("lm_head")
     result["reload_unknown"] = served.reload("no.such")
@@ -233,14 +242,14 @@ def other_files(served: Served) -> dict[str, Any]:
         result["no_k_reload"] = served.reload(QKV.removesuffix(".weight"))
     with rewritten(served.folder, other_shape):
         result["shape"] = served.compared()
-        result["shape_fresh"] = served.fresh("model.layers.2.mlp.gate_up_proj.weight")
+        result["shape_fresh"] = served.refusal("model.layers.2.mlp.gate_up_proj.weight")
         result["shape_reload"] = served.reload("model.layers.2.mlp.gate_up_proj")
     with rewritten(served.folder, lambda tensors: None):
         file = max(served.folder.glob("*.safetensors"))
         file.write_bytes(file.read_bytes()[:-1000])
-        result["cut"] = [served.compared(), served.fresh(NORM), served.reload("model.norm")]
+        result["cut"] = [served.compared(), served.refusal(NORM), served.reload("model.norm")]
     moved = served.folder.rename(served.folder.with_name("moved"))
-    result["moved"] = [served.compared(), served.fresh(NORM), served.reload("model.norm")]
+    result["moved"] = [served.compared(), served.refusal(NORM), served.reload("model.norm")]
     moved.rename(served.folder)
     result["changed"], result["in_place"] = served.changed(), served.where() == served.places
     result["compared"] = served.compared()
@@ -261,7 +270,7 @@ def experts(work: Path) -> dict[str, Any]:
     try:
         served = Served("qwen3_moe", work)
         name = next(n for n in served.before if n.endswith("1.mlp.experts.routed_experts.w13_weight"))
-        result: dict[str, Any] = {"name": name, "rearranged": served.fresh(name)}
+        result: dict[str, Any] = {"name": name, "rearranged": served.refusal(name)}
         reload._PLAIN_EXPERTS = {*plain_backends, "CPU"}
         result["clean"] = served.compared()
         undo = served.damage(name)
@@ -275,9 +284,15 @@ def experts(work: Path) -> dict[str, Any]:
 
 def latent(work: Path) -> dict[str, Any]:
     """Multi-head latent attention, which derives two matrices from a projection."""
+    import torch
+
     served = Served("deepseek_v2", work, num_hidden_layers=2)
     projection = "model.layers.1.self_attn.kv_b_proj"
     derived = next(name for name in served.before if name.startswith("model.layers.1.") and name.endswith(".W_UK_T"))
+    # Here it is a view of the projection; of a quantised one it has memory of its own.
+    owner = served.model.get_submodule(derived.removesuffix(".W_UK_T"))
+    owner.W_UK_T = torch.nn.Parameter(owner.W_UK_T.detach().clone(), requires_grad=False)
+    served.places = served.where()
     result: dict[str, Any] = {"clean": served.compared(), "derived": derived}
     served.damage(f"{projection}.weight")
     served.damage(derived)
@@ -316,7 +331,7 @@ def packed(work: Path) -> dict[str, Any]:
         left_alone = same(output(), damaged)
         result[part] = {
             "packed": weight.numel() == 0,
-            "fresh": served.fresh(f"{name}.weight"),
+            "fresh": served.refusal(f"{name}.weight"),
             "noticed": not same(damaged, before) and wrong != result["answer"],
             "no_part": no_part,
             "left_alone": left_alone,
