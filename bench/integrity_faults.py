@@ -99,10 +99,10 @@ def run(engine: Engine, of_kind: int, pairs: int, seed: int, tick: Callable[[], 
         second, spec, other, _ = cases.draw(FaultKind.FLIPS, mate)
         inject(spec, second.tensor, other)
         found = [stretch.memory.clone() for stretch in sealed.line.stretches]
-        seen = {bad.chunk for bad in finish(sealed.sweep()).bad}
+        found_chunks = {bad.chunk for bad in finish(sealed.sweep()).bad}
         results = _repair(engine, [chunk, mate])
         both["pairs"] += 1
-        both["seen"] += seen == {chunk, mate}
+        both["seen"] += found_chunks == {chunk, mate}
         if all(result.intact for result in results):
             both["by_checkpoint"] += any(result.method is Method.CHECKPOINT for result in results)
             both["same_bits"] += _put_back(engine, copy)

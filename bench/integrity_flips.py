@@ -30,7 +30,7 @@ class Flip(NamedTuple):
     """One bit of one element."""
 
     source: Source
-    index: tuple[int, ...]
+    element: tuple[int, ...]
     bit: int
     chunk: int
     groups: tuple[str, str]
@@ -110,7 +110,7 @@ def flipped(flip: Flip) -> Iterator[None]:
     """Within it the bit is another one."""
     shape = flip.source.tensor.shape
     flat = 0
-    for i, length in zip(flip.index, shape, strict=True):
+    for i, length in zip(flip.element, shape, strict=True):
         flat = flat * length + i
     undo = inject(FaultSpec(kind=FaultKind.FLIPS, flips=[(flat, flip.bit)]), flip.source.tensor)
     try:
@@ -126,7 +126,7 @@ def is_named(reading: RankReading, flip: Flip) -> bool:
     found = reading.bad[0].diagnoses[0]
     return (
         (found.tensor, found.pattern, found.elements, found.bits) == (flip.source.name, Pattern.SINGLE_FLIP, 1, 1)
-        and found.changes[0].element == list(flip.index)
+        and found.changes[0].element == list(flip.element)
         and found.changes[0].bits == [flip.bit]
     )
 
@@ -147,7 +147,7 @@ def run(
             tallies["fingerprint"].add(flip, reading.bad_chunks > 0)
             named.add(flip, is_named(reading, flip))
             if not is_named(reading, flip):
-                missed.append(f"{flip.source.name} {list(flip.index)} bit {flip.bit}")
+                missed.append(f"{flip.source.name} {list(flip.element)} bit {flip.bit}")
             for peer in peers:
                 if number < peer.most:
                     tallies[peer.name].add(flip, peer.differs())

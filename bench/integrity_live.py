@@ -47,7 +47,7 @@ class Live:
 
     def asked(self, method: str, path: str, **body: Any) -> Any:
         """One request to the probe; its JSON."""
-        reply = self.probe.request(method, path, **({"json": body} if body else {}))
+        reply = self.probe.request(method, path, json=body or None)
         reply.raise_for_status()
         return reply.json() if reply.content else None
 
