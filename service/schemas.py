@@ -61,11 +61,11 @@ class IntegrityView(View):
     boot_id: str
     refusal: str | None = Field(description="Why there are no baselines, one sentence.")
     ranks: list[SealFacts] = Field(description="The baselines of now.")
-    checkpoint: CheckpointVerdict | None = Field(
+    verdict: CheckpointVerdict | None = Field(
         description="The last check of the checkpoint of this vLLM process; null when there was none."
     )
     verified: bool | None = Field(description="Whether that check found nothing wrong.")
-    verdict: str = Field(description="What it came to, one sentence.")
+    summary: str = Field(description="What it came to, one sentence.")
 
 
 class MitigationOrder(Order):

@@ -60,7 +60,7 @@ def _follow(path: str, body: Json, as_json: bool, *, checkpoint: bool = False) -
         done = follow_scan(sidecar, start_scan(sidecar, path, body, behind=_ANY)["id"], quiet=as_json)
         integrity = sidecar.get(_PATH) if checkpoint and done["state"] == "done" else None
     if as_json:
-        print_json(done if integrity is None else {**done, "checkpoint": integrity["checkpoint"]})
+        print_json(done if integrity is None else {**done, "verdict": integrity["verdict"]})
     check_done(done)
     finding = done["finding"]
     if not as_json:
@@ -94,9 +94,9 @@ def _print(integrity: Json, state: Json) -> None:
 
 def _print_check(integrity: Json) -> None:
     out = console()
-    verdict = integrity["checkpoint"]
+    verdict = integrity["verdict"]
     when = "" if verdict is None else f"{_at(verdict['at'])}, "
-    out.print(f"checkpoint: {when}{integrity['verdict']}", markup=False)
+    out.print(f"checkpoint: {when}{integrity['summary']}", markup=False)
     for file in [] if verdict is None else verdict["files"]:
         out.print(f"{file['sha256']}  {file['file']}", markup=False)
 

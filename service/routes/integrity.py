@@ -31,9 +31,9 @@ async def get_integrity(sidecar: TheSidecar, _: Reader) -> IntegrityView:
         boot_id=facts.boot_id,
         refusal=facts.refusal,
         ranks=facts.ranks,
-        checkpoint=verdict,
+        verdict=verdict,
         verified=None if verdict is None else verdict.verified,
-        verdict="The checkpoint was not checked." if verdict is None else f"{verdict.sentence}.",
+        summary="The checkpoint was not checked." if verdict is None else f"{verdict.sentence}.",
     )
 
 

@@ -413,7 +413,7 @@ def test_integrity_of_good_weights_is_code_0(desk: Desk) -> None:
     assert any(row[0] == "0" and row[4:7] == ["40", "41.9", "MB"] for row in rows)
     integrity = desk.json("integrity", "show")
     assert (integrity["state"]["health"], integrity["integrity"]["verified"]) == ("ok", True)
-    assert desk.json("integrity", "check")["checkpoint"]["problems"] == []
+    assert desk.json("integrity", "check")["verdict"]["problems"] == []
 
 
 def test_integrity_of_changed_weights_is_code_1(desk: Desk) -> None:

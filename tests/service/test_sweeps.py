@@ -171,7 +171,7 @@ async def test_a_restart_forgets_what_was_known_of_the_bytes(start: Start, serve
     await api.sidecar.schedule.look()
     assert (await _state(api))["health"] == "unknown"
     assert not [name for name in await api.metrics() if name.startswith(("flipwatch_weights_", "flipwatch_checkpoint"))]
-    assert (await api.get("/v1/integrity")).json()["checkpoint"] is None
+    assert (await api.get("/v1/integrity")).json()["verdict"] is None
 
 
 # The clock
@@ -330,10 +330,10 @@ async def test_a_check_without_a_manifest_shows_the_digests(start: Start, server
     assert "12 tensors were those of the checkpoint" in scan["finding"]["reason"]
     shown = (await api.get("/v1/integrity")).json()
     assert shown["verified"] is True
-    assert "1 file (1.0 kB) not checked against anything; 12 tensors in memory as in the checkpoint" in shown["verdict"]
-    assert [file["sha256"] for file in shown["checkpoint"]["files"]] == ["ab" * 32]
+    assert "1 file (1.0 kB) not checked against anything; 12 tensors in memory as in the checkpoint" in shown["summary"]
+    assert [file["sha256"] for file in shown["verdict"]["files"]] == ["ab" * 32]
     [event] = await _events(api, "checkpoint checked")
-    assert (event["actor"], event["detail"]["message"]) == ("operator", shown["verdict"])
+    assert (event["actor"], event["detail"]["message"]) == ("operator", shown["summary"])
 
 
 async def test_a_wrong_file_is_failed_until_the_next_check(start: Start, server: FakeServer, tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ async def test_a_wrong_file_is_failed_until_the_next_check(start: Start, server:
     assert (await api.metrics())['flipwatch_checkpoint_verified{model_name="toy-model"}'] == 0
     server.integrity.files["model.safetensors"] = "cd" * 32
     assert (await _checked(api))["finding"]["health"] == "ok"
-    assert f"held against {manifest}" in (await api.get("/v1/integrity")).json()["verdict"]
+    assert f"held against {manifest}" in (await api.get("/v1/integrity")).json()["summary"]
 
 
 async def test_a_bad_check_outlives_the_sidecar_as_long_as_vllm_lives(
