@@ -1,4 +1,4 @@
-"""The whole loop on a real vLLM: watch, break, find, alert, mitigate, undo.
+"""The whole loop on a real vLLM: watch, break, find, alert, mitigate, repair.
 
 Exit code 0 only if every step held; 1 if one did not: it is named, with the ends of both logs; 2 if nothing could be
 started.
@@ -160,6 +160,24 @@ class Operator:
 
         return self.wait("a scan with such a finding", _SCAN_SECONDS, look)
 
+    def sweep(self) -> Json:
+        """Sweep the weights now; its finding, which must not be ok."""
+
+        def begin() -> Json | None:
+            # A scan by the clock, or the one that follows a mitigation, may be under way.
+            reply = self._sidecar.post("/scans", json={"monitor": "fingerprint"})
+            return reply.json() if reply.status_code == 202 else None
+
+        made = self.wait("the begin of a sweep", _SCAN_SECONDS, begin)
+
+        def look() -> Json | None:
+            finding: Json | None = self.call("GET", f"/scans/{made['id']}")["finding"]
+            return finding
+
+        finding = self.wait("the end of the sweep", _SCAN_SECONDS, look)
+        expect(finding["health"] == "failed", f"expected changed weights, got {finding['health']}: {finding['reason']}")
+        return finding
+
     def mitigation(self, name: str, wanted: str) -> Json:
         """Wait until a mitigation is in the state `wanted`."""
 
@@ -227,10 +245,13 @@ def play(pair: Pair, webhook: Webhook, timeline: Timeline) -> None:
         note(repr(mitigated))
         expect(RIGHT in mitigated, f"the mitigated model does not say {RIGHT}: {mitigated!r}")
 
-    with timeline.step("undo the fault and the mitigation") as note:
-        operator.call("DELETE", f"/faults/{fault['id']}")
-        operator.call("DELETE", f"/mitigations/{skip['id']}")
-        note(operator.mitigation(skip["id"], "reverted")["message"])
+    with timeline.step("sweep the weights: what has changed?") as note:
+        note(operator.sweep()["reason"])
+    with timeline.step("repair over REST: the right bytes, and the skip ends") as note:
+        made = operator.call("POST", "/mitigations", {"action": "repair"})
+        repair = operator.mitigation(made["id"], "repaired")
+        operator.mitigation(skip["id"], "reverted")
+        note(repair["message"])
     with timeline.step("ask again") as note:
         restored = operator.ask()
         note(repr(restored))
@@ -244,7 +265,7 @@ def play(pair: Pair, webhook: Webhook, timeline: Timeline) -> None:
         ("mitigated", after, mitigated),
     ):
         print(f"{name:<12}{'not finite' if loss is None else format(loss, '.3f'):>16}   {answer!r}")
-    print("and after the undo the answer is the first one again.\n")
+    print("and after the repair the answer is the first one again.\n")
 
 
 def block_alert(received: list[Json]) -> Json | None:
