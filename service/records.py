@@ -27,7 +27,7 @@ class ScanState(StrEnum):
 
 class ScanTrigger(StrEnum):
     """Why a scan ran: the clock, the count of served requests, somebody asked, a mitigation wanted proof, or a clean
-    profile is to be made of it."""
+    profile or a new baseline is to be made."""
 
     SCHEDULE = "schedule"
     REQUESTS = "requests"
