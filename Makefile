@@ -28,10 +28,13 @@ lint: setup ## Ruff, mypy, import contracts.
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Two at a time: most of it is waiting for vLLM servers, whose start keeps one core busy.  ARGS="-n 0" runs them in turn.
+# Two at a time where there is memory for it, else in turn: most of it is waiting for vLLM servers, whose start keeps one
+# core busy, and which hold 2 to 3 GB each.  ARGS="-n 0" runs the tests in turn anywhere.
+TESTS_AT_A_TIME := $(shell awk '/^MemTotal/ { print ($$2 > 14000000) ? 2 : 0 }' /proc/meminfo)
+
 test: lint ## Lint, then all tests.
 	@start=$$(date +%s); \
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=15 $(ARGS); code=$$?; \
+	$(BIN)/python -m pytest -n $(TESTS_AT_A_TIME) --dist loadfile --no-loadscope-reorder --durations=15 $(ARGS); code=$$?; \
 	echo "pytest took $$(( $$(date +%s) - start )) s"; exit $$code
 
 format: setup ## Let ruff format the code.
