@@ -1,4 +1,4 @@
-"""Real vLLM servers, one per mode; each starts once and is shared by the tests that can."""
+"""Real vLLM servers, one per mode; each starts once for a file and is shared by its tests."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,7 +47,8 @@ def test_environment(plugin_path: Path) -> Callable[..., dict[str, str]]:
     return make
 
 
-@pytest.fixture(scope="session")
+# For one file at a time: kept longer, it would hold its 3 GB beside the servers of all later files.
+@pytest.fixture(scope="module")
 def eager(smol: Path, test_environment: Callable[..., dict[str, str]]) -> Iterator[VllmServer]:
     """Eager, fp32, with a fused norm that overwrites its inputs as CUDA's does."""
     arguments = ["--enforce-eager", "--dtype", "float32", "--enable-prompt-tokens-details"]
