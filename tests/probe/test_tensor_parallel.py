@@ -137,6 +137,31 @@ def test_a_flip_on_one_rank_is_named_and_repaired_there(two_ranks: VllmServer, s
     assert two_ranks.outputs([TEXT]) == before
 
 
+def test_a_checkpoint_that_moved_away(two_ranks: VllmServer, folder: Path) -> None:
+    """Two bad chunks of one group on each rank need it: without it nothing is written; once it is back all is well."""
+    before = two_ranks.outputs([TEXT])
+    for block in (1, 2):
+        two_ranks.inject(block=block, tensor="mlp.gate_up_proj", kind="burst", seed=block)
+    damaged = two_ranks.outputs([TEXT])
+    bad = [(rank["rank"]["rank"], chunk["chunk"]) for rank in two_ranks.sweep() for chunk in rank["bad"]]
+    assert {rank for rank, _ in bad} == {0, 1}
+    away = folder.rename(folder.with_name("moved"))
+    try:
+        assert two_ranks.probe.get("/checkpoint").json()["refusal"] is not None
+        chunks = two_ranks.repair(bad)["chunks"]
+        assert not any(chunk["intact"] for chunk in chunks)
+        assert all("of the same group" in chunk["reason"] for chunk in chunks)
+        assert all("neither a folder" in chunk["reason"] for chunk in chunks)
+        assert two_ranks.outputs([TEXT]) == damaged
+    finally:
+        away.rename(folder)
+    chunks = two_ranks.repair(bad)["chunks"]
+    assert all(chunk["intact"] for chunk in chunks)
+    assert {chunk["rank"] for chunk in chunks if chunk["method"] == "checkpoint"} == {0, 1}
+    assert [rank["bad_chunks"] for rank in two_ranks.sweep()] == [0, 0]
+    assert two_ranks.outputs([TEXT]) == before
+
+
 def test_paused_server_is_left_alone(two_ranks: VllmServer) -> None:
     """While somebody else has paused vLLM, nothing is read, measured or changed, and the pause stays theirs."""
     before = two_ranks.outputs([TEXT])
