@@ -39,11 +39,14 @@ class Faults:
         """None yet."""
         self._injected: dict[str, _Injected] = {}
 
-    @torch.inference_mode()
     def active(self) -> list[Fault]:
-        """The faults that stand now; one whose values a repair has put back is forgotten."""
-        self._injected = {id: injected for id, injected in self._injected.items() if injected.stands()}
+        """The faults that stand now."""
         return [injected.fault for injected in self._injected.values()]
+
+    @torch.inference_mode()
+    def forget_repaired(self) -> None:
+        """After a repair: those whose values were put back stand no more, and there is nothing left to undo."""
+        self._injected = {id: injected for id, injected in self._injected.items() if injected.stands()}
 
     @torch.inference_mode()
     def add(self, id: str, order: FaultOrder, target: LiveTensor, source: LiveTensor | None) -> Fault:

@@ -188,6 +188,7 @@ class WorkerProbe:
             raise Refused(404, f"There is no chunk {unknown[0]}; rank {sealed.rank.rank} has {sealed.line.num_chunks}.")
         self._version += 1
         done = Repair(sealed, armed.model, armed.stack, armed.vllm_config, mine).run()
+        self._faults.forget_repaired()
         _synchronize(armed)
         return {"chunks": [result.model_dump(mode="json") for result in done]}
 

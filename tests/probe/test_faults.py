@@ -169,6 +169,21 @@ def test_overlapping_faults_come_out_in_any_order(order_of_undo: tuple[int, ...]
     assert same(state(), healthy)
 
 
+def test_a_repaired_fault_is_forgotten() -> None:
+    """What a repair has put back is no fault any more; what it has not stays."""
+    made = model()
+    faults = Faults()
+    healthy = made.lm_head.weight.detach().clone()
+    for index, tensor in enumerate(("lm_head", "model.norm")):
+        order = FaultOrder(tensor=tensor, kind=FaultKind.SIGN)
+        faults.add(str(index), order, *find_target(order, made, stack_of(made)))
+    with torch.no_grad():
+        made.lm_head.weight.copy_(healthy)
+    faults.forget_repaired()
+    assert [fault.id for fault in faults.active()] == ["1"]
+    assert not faults.remove("0")
+
+
 def test_a_fault_tells_what_it_did() -> None:
     """The live name, the number of values, the other name of a tied tensor."""
     made = model()

@@ -44,6 +44,8 @@ def test_off_switch_beats_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not switches.enabled()
 
 
+# Importing vLLM's models warns of what torch will drop.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(("kind", "field"), [("Data", "data_parallel_size"), ("Pipeline", "pipeline_parallel_size")])
 def test_parallel_settings_are_refused(kind: str, field: str) -> None:
     """Data and pipeline parallelism are refused in one sentence, and arming never raises."""
