@@ -113,7 +113,7 @@ class Repair:
     def _put_right(self, chunk: int) -> ChunkRepair:
         if self._sealed.is_intact(chunk):
             return self._report(chunk, None, None, None)
-        wrong = self._line.read(chunk).clone()
+        wrong = self._line.read(chunk)
         reasons = []
         for method, source in (
             (Method.PARITY, self._by_parity),
@@ -137,7 +137,7 @@ class Repair:
     def _by_checkpoint(self, chunk: int) -> None:
         parts = self._line.parts(chunk)
         fresh = self._from_checkpoint()
-        right = self._line.read(chunk).clone()
+        right = self._line.read(chunk)
         for part in parts:
             if (tensor := fresh.get(part.stretch.source.name)) is not None:
                 begin = part.stretch.offset + part.start

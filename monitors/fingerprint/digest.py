@@ -6,6 +6,7 @@ inside a single 64-bit word never have the same digest; two that differ otherwis
 """
 
 import secrets
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
@@ -18,8 +19,11 @@ class Digest(Protocol):
 
     name: ClassVar[str]
 
-    def of(self, data: "Tensor") -> bytes:
-        """(n) uint8, n a multiple of 16 -> 16 bytes.  Waits for the device."""
+    def of(self, parts: "Sequence[Tensor]") -> bytes:
+        """Some (n) uint8, a multiple of 16 in sum, which count as one behind the other -> 16 bytes.
+
+        Waits for the device.
+        """
         ...
 
 
@@ -36,20 +40,25 @@ class Gmac:
     name: ClassVar[str] = "gmac"
 
     def __init__(self) -> None:
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
         while True:
             # The nonce repeats on purpose: nothing is encrypted or sent, and equal bytes must have equal digests.
-            self._cipher, self._nonce = AESGCM(secrets.token_bytes(16)), secrets.token_bytes(12)
-            if self._tag(bytes(16)) != self._tag(bytes(15) + b"\1"):
+            mode = modes.GCM(secrets.token_bytes(12))
+            self._cipher = Cipher(algorithms.AES(secrets.token_bytes(16)), mode)
+            if self._tag([bytes(16)]) != self._tag([bytes(15) + b"\1"]):
                 return
 
-    def of(self, data: "Tensor") -> bytes:
-        """See `Digest.of`."""
-        return self._tag(data.numpy().data)
+    def of(self, parts: "Sequence[Tensor]") -> bytes:
+        """See `Digest.of`.  Copies nothing."""
+        return self._tag([part.numpy().data for part in parts])
 
-    def _tag(self, data: bytes | memoryview) -> bytes:
-        return self._cipher.encrypt(self._nonce, b"", data)
+    def _tag(self, parts: "Sequence[bytes | memoryview]") -> bytes:
+        mac = self._cipher.encryptor()
+        for part in parts:
+            mac.authenticate_additional_data(part)
+        mac.finalize()
+        return mac.tag
 
 
 class Multilinear:
@@ -80,10 +89,11 @@ class Multilinear:
         lowest = table[:, torch.tensor([secrets.randbelow(6) for _ in range(words)])]  # (4, words)
         self._matrices = ((random & -2) | lowest).to(device)
 
-    def of(self, data: "Tensor") -> bytes:
+    def of(self, parts: "Sequence[Tensor]") -> bytes:
         """See `Digest.of`."""
         import torch
 
+        data = parts[0] if len(parts) == 1 and parts[0].storage_offset() % 8 == 0 else torch.cat(list(parts))
         words = data.view(torch.int64)
         low, high = words & 0xFFFFFFFF, (words >> 32) & 0xFFFFFFFF
         a, b, c, d = self._matrices[:, : words.numel()]

@@ -76,8 +76,8 @@ class Line:
         self.chunk_bytes = chunk_bytes
         self.stretches = _laid_out(sources)
         self._starts = [stretch.start for stretch in self.stretches]
+        self._gap = _gap(self.stretches)
         self._end = _aligned(self.stretches[-1].stop) if self.stretches else 0
-        self._scratch: Tensor | None = None
 
     @property
     def num_chunks(self) -> int:
@@ -107,24 +107,29 @@ class Line:
                 parts.append(Part(stretch, start - stretch.start, stop - stretch.start, start - begin))
         return parts
 
-    def read(self, chunk: int) -> "Tensor":
-        """(length) uint8: the bytes of now, gaps as zeros.
+    def memory(self, chunk: int) -> "list[Tensor]":
+        """Some (n) uint8, `length` in sum: the live memory of a chunk, not copied, and zeros for the gaps."""
+        memory = []
+        at = 0
+        for part in self.parts(chunk):
+            if part.at > at:
+                memory.append(self._gap[: part.at - at])
+            memory.append(part.memory)
+            at = part.at + part.stop - part.start
+        if (rest := self.length(chunk) - at) > 0:
+            memory.append(self._gap[:rest])
+        return memory
 
-        Only to be looked at, and only until the next call: it is live memory where the chunk lies in one tensor, and
-        else one buffer for all chunks.
-        """
+    def read(self, chunk: int) -> "Tensor":
+        """(length) uint8: a copy of the bytes of now, gaps as zeros."""
         import torch
 
-        parts, length = self.parts(chunk), self.length(chunk)
-        first = parts[0].memory
-        if first.numel() == length and first.storage_offset() % 8 == 0:
-            return first
-        if self._scratch is None:
-            self._scratch = torch.empty(self.chunk_bytes, dtype=torch.uint8, device=first.device)
-        data = self._scratch[:length].zero_()
-        for part in parts:
-            data[part.at : part.at + part.stop - part.start] = part.memory
-        return data
+        return torch.cat(self.memory(chunk))
+
+    def add(self, chunk: int, block: "Tensor") -> None:
+        """XOR a chunk's bytes of now into (chunk) uint8."""
+        for part in self.parts(chunk):
+            block[part.at : part.at + part.stop - part.start].bitwise_xor_(part.memory)
 
     def write(self, chunk: int, data: "Tensor") -> None:
         """Put (length) uint8 into the tensors' memory."""
@@ -165,6 +170,13 @@ def _free(start: int, stop: int, taken: list[tuple[int, int]]) -> list[tuple[int
         cut = [(a, min(b, low)) for a, b in free] + [(max(a, high), b) for a, b in free]
         free = sorted((a, b) for a, b in cut if a < b)
     return free
+
+
+def _gap(stretches: Sequence[Stretch]) -> "Tensor":
+    """(16) uint8 zeros where the line lies: no gap is longer."""
+    import torch
+
+    return torch.zeros(ALIGNMENT, dtype=torch.uint8, device=stretches[0].memory.device if stretches else None)
 
 
 def _aligned(position: int) -> int:

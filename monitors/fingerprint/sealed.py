@@ -80,13 +80,12 @@ class SealedWeights:
         suspicions: list[str] = []
 
         def take(chunk: int, block: "Tensor | None" = None) -> None:
-            data = self.line.read(chunk)
-            tags[chunk] = self._digest.of(data)
+            tags[chunk] = self._digest.of(self.line.memory(chunk))
             if block is not None:
-                block[: data.numel()].bitwise_xor_(data)
+                self.line.add(chunk, block)
 
         def keep(parity: Parity, group: int, block: "Tensor") -> None:
-            parity_tags.append(self._digest.of(block))
+            parity_tags.append(self._digest.of([block]))
             parity.put(group, block.cpu())
 
         def suspect(source: Source) -> None:
@@ -138,11 +137,11 @@ class SealedWeights:
 
     def is_intact(self, chunk: int) -> bool:
         """Are the chunk's bytes those of the baseline?"""
-        return self._digest.of(self.line.read(chunk)) == self._tags[chunk]
+        return self._digest.of(self.line.memory(chunk)) == self._tags[chunk]
 
     def fits(self, chunk: int, data: "Tensor") -> bool:
         """Are (length) uint8 the baseline's bytes of this chunk?"""
-        return self._digest.of(data) == self._tags[chunk]
+        return self._digest.of([data]) == self._tags[chunk]
 
     def sweep(self, steps: int = 1) -> Generator[None, None, RankReading]:
         """Hold all chunks against the baseline; yields after each of `steps` parts of the work."""
@@ -199,12 +198,11 @@ class SealedWeights:
             block = self._parity.get(group).to(self._device)
         except ParityLost as lost:
             raise Unrepairable(str(lost)) from lost
-        if self._digest.of(block) != self._parity_tags[group]:
+        if self._digest.of([block]) != self._parity_tags[group]:
             raise Unrepairable(f"The parity of group {group} is damaged itself.")
         others = [other for other in self._members(group) if other != chunk]
         for other in others:
-            data = self.line.read(other)
-            block[: data.numel()].bitwise_xor_(data)
+            self.line.add(other, block)
         right = block[: self.line.length(chunk)]
         if not self.fits(chunk, right):
             bad = [str(other) for other in others if not self.is_intact(other)]
