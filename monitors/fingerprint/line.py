@@ -76,8 +76,9 @@ class Line:
         self.chunk_bytes = chunk_bytes
         self.stretches = _laid_out(sources)
         self._starts = [stretch.start for stretch in self.stretches]
-        self._gap = _gap(self.stretches)
         self._end = _aligned(self.stretches[-1].stop) if self.stretches else 0
+        # Made once: a sweep over small chunks would spend as much time on this as on the bytes.
+        self._memory = [self._views(chunk) for chunk in range(self.num_chunks)]
 
     @property
     def num_chunks(self) -> int:
@@ -109,16 +110,7 @@ class Line:
 
     def memory(self, chunk: int) -> "list[Tensor]":
         """Some (n) uint8, `length` in sum: the live memory of a chunk, not copied, and zeros for the gaps."""
-        memory = []
-        at = 0
-        for part in self.parts(chunk):
-            if part.at > at:
-                memory.append(self._gap[: part.at - at])
-            memory.append(part.memory)
-            at = part.at + part.stop - part.start
-        if (rest := self.length(chunk) - at) > 0:
-            memory.append(self._gap[:rest])
-        return memory
+        return self._memory[chunk]
 
     def read(self, chunk: int) -> "Tensor":
         """(length) uint8: a copy of the bytes of now, gaps as zeros."""
@@ -135,6 +127,18 @@ class Line:
         """Put (length) uint8 into the tensors' memory."""
         for part in self.parts(chunk):
             part.memory.copy_(data[part.at : part.at + part.stop - part.start])
+
+    def _views(self, chunk: int) -> "list[Tensor]":
+        views = []
+        at = 0
+        for part in self.parts(chunk):
+            if part.at > at:
+                views.append(part.memory.new_zeros(part.at - at))
+            views.append(part.memory)
+            at = part.at + part.stop - part.start
+        if (rest := self.length(chunk) - at) > 0:
+            views.append(views[-1].new_zeros(rest))
+        return views
 
 
 def _laid_out(sources: Sequence[Source]) -> list[Stretch]:
@@ -170,13 +174,6 @@ def _free(start: int, stop: int, taken: list[tuple[int, int]]) -> list[tuple[int
         cut = [(a, min(b, low)) for a, b in free] + [(max(a, high), b) for a, b in free]
         free = sorted((a, b) for a, b in cut if a < b)
     return free
-
-
-def _gap(stretches: Sequence[Stretch]) -> "Tensor":
-    """(16) uint8 zeros where the line lies: no gap is longer."""
-    import torch
-
-    return torch.zeros(ALIGNMENT, dtype=torch.uint8, device=stretches[0].memory.device if stretches else None)
 
 
 def _aligned(position: int) -> int:
