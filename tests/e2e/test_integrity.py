@@ -19,21 +19,6 @@ FLIP = {"block": 4, "tensor": "mlp.up_proj", "kind": "bit", "count": 1, "seed": 
 
 
 @pytest.fixture(scope="module")
-def vllm(smol: Path) -> Iterator[VllmServer]:
-    """vLLM as an operator starts it."""
-    with VllmServer(smol, environment={"VLLM_USE_AOT_COMPILE": "0"}) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def webhook() -> Iterator[Webhook]:
-    """Receives alerts."""
-    receiver = Webhook()
-    yield receiver
-    receiver.close()
-
-
-@pytest.fixture(scope="module")
 def sidecar(
     vllm: VllmServer, webhook: Webhook, smol: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Sidecar]:

@@ -2,7 +2,6 @@
 
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,22 +12,6 @@ from .sidecar import Sidecar, Webhook, wait_for
 pytestmark = pytest.mark.vllm
 
 BURST = {"block": 4, "tensor": "mlp.up_proj", "kind": "burst", "count": 18, "seed": 4}
-
-
-@pytest.fixture(scope="module")
-def vllm(smol: Path) -> Iterator[VllmServer]:
-    """vLLM as an operator starts it: bf16, compiled, prefix cache on."""
-    # Ahead-of-time artefacts of this build's default mode cannot be loaded again: half a minute for nothing.
-    with VllmServer(smol, environment={"VLLM_USE_AOT_COMPILE": "0"}) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def webhook() -> Iterator[Webhook]:
-    """Receives alerts."""
-    receiver = Webhook()
-    yield receiver
-    receiver.close()
 
 
 @pytest.fixture(scope="module")

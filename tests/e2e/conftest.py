@@ -1,0 +1,25 @@
+"""A vLLM and a receiver of alerts for each file."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ..vllm_server import VllmServer
+from .sidecar import Webhook
+
+
+@pytest.fixture(scope="module")
+def vllm(smol: Path) -> Iterator[VllmServer]:
+    """vLLM as an operator starts it: bf16, compiled, prefix cache on."""
+    # Ahead-of-time artefacts of this build's default mode cannot be loaded again: half a minute for nothing.
+    with VllmServer(smol, environment={"VLLM_USE_AOT_COMPILE": "0"}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def webhook() -> Iterator[Webhook]:
+    """Receives alerts."""
+    receiver = Webhook()
+    yield receiver
+    receiver.close()
