@@ -4,7 +4,7 @@ from collections.abc import Generator
 
 from ..monitors.fingerprint.facts import CheckpointReading, NotCovered, RankComparison
 from .armed import Armed
-from .reload import differing
+from .fresh import differing
 
 
 def compare(armed: Armed) -> Generator[None, None, CheckpointReading]:
@@ -21,8 +21,12 @@ def compare(armed: Armed) -> Generator[None, None, CheckpointReading]:
     for found in differing(armed.model, armed.vllm_config, armed.stack):
         equal += len(found.equal)
         different += [f"{count} values of {name} differ." for name, count in found.different.items()]
+        unfilled = {
+            name: f"No tensor of the checkpoint fills {count} values." for name, count in found.unfilled.items()
+        }
         not_comparable += [
-            NotCovered(tensor=name, bytes=None, reason=reason) for name, reason in found.not_comparable.items()
+            NotCovered(tensor=name, bytes=None, reason=reason)
+            for name, reason in (found.not_comparable | unfilled).items()
         ]
         yield
     return CheckpointReading(

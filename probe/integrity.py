@@ -15,7 +15,8 @@ from ..monitors.fingerprint.parity import FileParity, MemoryParity, Parity
 from ..monitors.fingerprint.sealed import SealedWeights, Unrepairable
 from . import switches
 from .checkpoint import CheckpointUnusable
-from .reload import fresh_tensors, reload_module
+from .fresh import fresh_tensors
+from .reload import reload_module
 from .stack import Stack, UnsupportedModel
 from .weights import weights_of
 

@@ -91,7 +91,7 @@ class Served:
 
     def fresh(self, *names: str) -> Any:
         """Fresh tensors, or the sentence of the refusal."""
-        from flipwatch.probe.reload import fresh_tensors
+        from flipwatch.probe.fresh import fresh_tensors
 
         return refused(lambda: fresh_tensors(self.model, self.config, self.stack, list(names)))
 
@@ -102,7 +102,7 @@ class Served:
 
     def compared(self) -> Any:
         """What `differing` says of all blocks together, or the sentence of the refusal."""
-        from flipwatch.probe.reload import differing
+        from flipwatch.probe.fresh import differing
 
         found = refused(lambda: list(differing(self.model, self.config, self.stack)))
         if isinstance(found, str):
@@ -260,18 +260,18 @@ def experts(work: Path) -> dict[str, Any]:
     """A mixture of experts; the CPU's packing of the experts is left out, so that they lie as on a GPU."""
     from vllm.model_executor.layers.fused_moe.experts import cpu_moe
 
-    from flipwatch.probe import reload
+    from flipwatch.probe import fresh
 
     def keep(weight: Any, isa: str) -> Any:
         return weight
 
-    original, plain_backends = cpu_moe.cpu_prepack_moe_weight, reload._PLAIN_EXPERTS
+    original, plain_backends = cpu_moe.cpu_prepack_moe_weight, fresh._PLAIN_EXPERTS
     cpu_moe.cpu_prepack_moe_weight = keep
     try:
         served = Served("qwen3_moe", work)
         name = next(n for n in served.before if n.endswith("1.mlp.experts.routed_experts.w13_weight"))
         result: dict[str, Any] = {"name": name, "rearranged": served.refusal(name)}
-        reload._PLAIN_EXPERTS = {*plain_backends, "CPU"}
+        fresh._PLAIN_EXPERTS = {*plain_backends, "CPU"}
         result["clean"] = served.compared()
         undo = served.damage(name)
         result["compared"] = served.compared()
@@ -279,7 +279,7 @@ def experts(work: Path) -> dict[str, Any]:
         undo()
         return {**result, "changed": served.changed(), "in_place": served.where() == served.places}
     finally:
-        cpu_moe.cpu_prepack_moe_weight, reload._PLAIN_EXPERTS = original, plain_backends
+        cpu_moe.cpu_prepack_moe_weight, fresh._PLAIN_EXPERTS = original, plain_backends
 
 
 def latent(work: Path) -> dict[str, Any]:

@@ -1,0 +1,238 @@
+"""Fresh values of live tensors from the checkpoint, and memory against it, through the model's own loading code.
+
+The engine must stand still meanwhile.  Stand-ins on the CPU take the places of the modules' tensors, `load_weights`
+fills them, and the live tensors come back: fused projections, slices of tensor parallelism and padding come out as they
+did at load, and the live memory is never written.  It works where memory has the layout that `load_weights` writes;
+`reload.reload_module` makes everything else anew.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..monitors.faults.bits import bits
+from .checkpoint import CheckpointUnusable, StoredTensor, checkpoint_folder, tensors_by_block
+from .stack import Stack
+from .stand_ins import load_context, one_line, stand_ins
+
+# Of the backends for experts that are not quantised, those that leave them as `load_weights` wrote them.
+_PLAIN_EXPERTS = {"TRITON", "BATCHED_TRITON"}
+_NOT_FILLED = "No tensor of the checkpoint fills it."
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Memory against checkpoint for one block, or for all that lies outside the blocks."""
+
+    block: int | None
+    equal: list[str] = field(default_factory=list)
+    different: dict[str, int] = field(default_factory=dict)
+    """Tensor -> how many of its values differ in a bit."""
+    unfilled: dict[str, int] = field(default_factory=dict)
+    """Tensor, one of those above -> how many of its values no tensor of the checkpoint fills, such as padding."""
+    not_comparable: dict[str, str] = field(default_factory=dict)
+    """Tensor -> why, in one sentence."""
+
+
+@dataclass(frozen=True)
+class _Filled:
+    values: Tensor
+    unfilled: int
+
+
+@torch.inference_mode()
+def fresh_tensors(model: nn.Module, vllm_config: Any, stack: Stack, names: list[str]) -> dict[str, Tensor]:
+    """What the checkpoint has for these parameters and buffers, in the layout that they have in memory.
+
+    Values that the checkpoint does not fill, such as padding, are the live ones.  Names that cannot be had this way
+    (packed or derived at load, not in the checkpoint) are left out, unless that leaves nothing.
+
+    Returns:
+        Name -> a tensor on the CPU with shape, strides and type of the live one.
+
+    Raises:
+        CheckpointUnusable: the checkpoint cannot be read or loaded, or has none of the names.
+    """
+    live = _live(model)
+    tensors = tensors_by_block(checkpoint_folder(vllm_config), model, stack)
+    fresh: dict[str, Tensor] = {}
+    reasons = []
+    for block, group in by_block(names, stack).items():
+        wanted = {}
+        for name in group:
+            reason = _why_not(model, vllm_config, name, live.get(name))
+            if reason is None:
+                wanted[name] = live[name]
+            else:
+                reasons.append(f"{name}: {reason}")
+        try:
+            filled = _fill(model, vllm_config, wanted, tensors.get(block, {}))
+        except CheckpointUnusable as reason:
+            reasons.append(str(reason))
+            continue
+        fresh.update({name: found.values for name, found in filled.items()})
+        reasons += [f"{name}: {_NOT_FILLED}" for name in wanted if name not in filled]
+    if not fresh:
+        raise CheckpointUnusable(reasons[0] if reasons else "No tensor was asked for.")
+    return fresh
+
+
+@torch.inference_mode()
+def differing(model: nn.Module, vllm_config: Any, stack: Stack) -> Iterator[Comparison]:
+    """Memory against checkpoint, bit for bit: the blocks in their order, then what lies outside them.
+
+    A tensor with two names, such as a tied head, comes once.
+
+    Raises:
+        CheckpointUnusable: the checkpoint cannot be read, or its blocks cannot be told.
+    """
+    live = _live(model)
+    once = {id(tensor): name for name, tensor in reversed(live.items())}
+    groups = by_block(once.values(), stack)
+    tensors = tensors_by_block(checkpoint_folder(vllm_config), model, stack)
+    for block in [*sorted(stack.layers), None]:
+        yield _compare(model, vllm_config, block, {n: live[n] for n in sorted(groups.get(block, []))}, tensors)
+
+
+def _live(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters by all their names, and the buffers that a checkpoint may hold."""
+    live: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    for path, module in model.named_modules():
+        for key, buffer in module._buffers.items():
+            if buffer is not None and key not in module._non_persistent_buffers_set:
+                live[f"{path}.{key}" if path else key] = buffer
+    return live
+
+
+def by_block(names: Iterable[str], stack: Stack) -> dict[int | None, list[str]]:
+    """Names by the block of this rank that they lie in; None for those outside."""
+    inside = re.compile(re.escape(stack.path) + r"\.(\d+)\.")
+    groups: dict[int | None, list[str]] = {}
+    for name in names:
+        match = inside.match(name) if stack.path else None
+        groups.setdefault(int(match[1]) if match else None, []).append(name)
+    return groups
+
+
+def _why_not(model: nn.Module, vllm_config: Any, name: str, tensor: Tensor | None) -> str | None:
+    """Why `load_weights` does not write what memory holds of this tensor, in one sentence; None where it does."""
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+    from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+    from vllm.model_executor.model_loader.reload.meta import SKIP_TENSORS
+
+    if tensor is None:
+        return "It is no parameter and no buffer that a checkpoint holds."
+    if not tensor.numel():
+        return "The engine holds it in a packed form that no tensor shows."
+    if getattr(model, "_do_torchao_reload", False):
+        return "The model is quantised by torchao at load."
+    path, _, key = name.rpartition(".")
+    module: Any = model.get_submodule(path)
+    method = getattr(module, "quant_method", None)
+    if isinstance(method, UnquantizedFusedMoEMethod):
+        backend = method.unquantized_backend.value
+        if backend not in _PLAIN_EXPERTS:
+            return f"The {backend} backend rearranges the experts at load."
+        if vllm_config.parallel_config.enable_eplb:
+            return "The load balancer moves the experts about."
+    elif method is not None and not isinstance(method, UnquantizedLinearMethod | UnquantizedEmbeddingMethod):
+        return f"{type(method).__name__} may rearrange it at load."
+    if key in SKIP_TENSORS:
+        # Of these vLLM keeps no record; nothing is known to rearrange them.
+        return None
+    parameters, buffers = get_layerwise_info(module).restore_metadata
+    created = parameters.get(key, buffers.get(key))
+    if created is None:
+        return "It was made after the checkpoint was loaded."
+    layout = (created.shape, created.dtype, created.stride())
+    return None if layout == (tensor.shape, tensor.dtype, tensor.stride()) else "It was rearranged at load."
+
+
+def _compare(
+    model: nn.Module,
+    vllm_config: Any,
+    block: int | None,
+    live: dict[str, Tensor],
+    tensors: dict[int | None, dict[str, StoredTensor]],
+) -> Comparison:
+    result = Comparison(block)
+    reasons = {name: _why_not(model, vllm_config, name, tensor) for name, tensor in live.items()}
+    result.not_comparable.update({name: reason for name, reason in reasons.items() if reason is not None})
+    wanted = {name: tensor for name, tensor in live.items() if reasons[name] is None}
+    try:
+        filled = _fill(model, vllm_config, wanted, tensors.get(block, {}))
+    except CheckpointUnusable as reason:
+        result.not_comparable.update(dict.fromkeys(wanted, str(reason)))
+        return result
+    for name, tensor in wanted.items():
+        found = filled.get(name)
+        if found is None:
+            result.not_comparable[name] = _NOT_FILLED
+            continue
+        if count := int((bits(found.values) != bits(tensor.detach().cpu())).sum()):
+            result.different[name] = count
+        else:
+            result.equal.append(name)
+        if found.unfilled:
+            result.unfilled[name] = found.unfilled
+    return result
+
+
+def _fill(
+    model: nn.Module, vllm_config: Any, wanted: dict[str, Tensor], tensors: dict[str, StoredTensor]
+) -> dict[str, _Filled]:
+    """What `load_weights` makes of these tensors for the wanted names; names that it fills nowhere are left out.
+
+    It starts from the live values with every bit flipped, so that a value which was not written shows.  Where only a
+    part was written it runs once more from the live values: what was filled then is what differs from the first start.
+    """
+    first = {name: _start(tensor, flipped=True) for name, tensor in wanted.items()}
+    _load(model, vllm_config, {id(wanted[name]): start for name, start in first.items()}, tensors)
+    filled = {}
+    partly = {}
+    for name, tensor in wanted.items():
+        untouched = bits(first[name]) == ~bits(tensor.detach().cpu())
+        if not untouched.any():
+            filled[name] = _Filled(first[name].as_subclass(Tensor), 0)
+        elif not untouched.all():
+            partly[name] = untouched
+    if partly:
+        second = {name: _start(wanted[name], flipped=False) for name in partly}
+        _load(model, vllm_config, {id(wanted[name]): start for name, start in second.items()}, tensors)
+        for name, untouched in partly.items():
+            unfilled = untouched & (bits(second[name]) == bits(wanted[name].detach().cpu()))
+            filled[name] = _Filled(second[name].as_subclass(Tensor), int(unfilled.sum()))
+    return filled
+
+
+def _start(live: Tensor, *, flipped: bool) -> Tensor:
+    """A tensor on the CPU with the live one's class, attributes, shape and strides, and its values or their complement.
+
+    On the CPU: a busy device has no room for a second copy of a block.
+    """
+    start = torch.empty_strided(live.shape, live.stride(), dtype=live.dtype)
+    values = bits(live.detach().cpu())
+    bits(start).copy_(~values if flipped else values)
+    start.__class__ = live.__class__
+    start.__dict__ = dict(live.__dict__)
+    return start
+
+
+def _load(model: Any, vllm_config: Any, instead: dict[int, Tensor], tensors: dict[str, StoredTensor]) -> None:
+    if not instead:
+        return
+    with load_context(vllm_config), stand_ins(model, instead):
+        try:
+            model.load_weights((name, stored.read()) for name, stored in tensors.items())
+        except CheckpointUnusable:
+            raise
+        except Exception as error:
+            raise CheckpointUnusable(
+                f"{type(model).__name__} cannot load the checkpoint's tensors again: {one_line(error)}"
+            ) from error
