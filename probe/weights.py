@@ -15,6 +15,21 @@ from .gates import GATE
 STATE = frozenset({GATE, "kv_cache"})
 """Attributes that hold state, not weights: they change while the model serves."""
 
+_SCRATCH = frozenset(
+    {
+        "per_layer_embeddings",
+        "per_layer_inputs",
+        "positions",
+        "hidden_states",
+        "topk_indices_buffer",
+        "token_context",
+        "_inputs_embeds_buf",
+        "_causal_buf",
+    }
+)
+"""Plain attributes of models of vLLM 0.32 (Gemma 3n and 4, DeepSeek's sparse attention, LongCat n-gram, Diffusion Gemma)
+in which a forward pass hands values on."""
+
 
 class _Found(NamedTuple):
     name: str
@@ -79,7 +94,7 @@ def _tensors(model: nn.Module) -> Iterator[_Found]:
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Plain attributes.  An empty one is a place that is filled later or never, and holds no weight."""
     for key, value in vars(module).items():
-        if isinstance(value, Tensor) and value.numel():
+        if isinstance(value, Tensor) and value.numel() and key not in _SCRATCH:
             yield key, value
 
 

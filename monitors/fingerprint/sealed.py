@@ -164,7 +164,10 @@ class SealedWeights:
             chunks=chunks,
             covered_bytes=self.line.covered_bytes,
             bad_chunks=len(changed),
-            bad=[self._described(chunk, diagnosed=at < MOST_DIAGNOSED) for at, chunk in enumerate(named)],
+            bad=[
+                self.described(chunk) if at < MOST_DIAGNOSED else self._listed(chunk, changed)
+                for at, chunk in enumerate(named)
+            ],
             replaced=self._replaced(),
             not_covered=self._not_covered,
             suspicions=self._suspicions,
@@ -179,7 +182,12 @@ class SealedWeights:
             source = part.stretch.source
             offset = part.stretch.offset + part.start
             before, after = right[of], wrong[of]
-            diagnosis = diagnose(source.name, source.tensor, offset, before, after, self._others(part))
+            try:
+                diagnosis = diagnose(source.name, source.tensor, offset, before, after, self._others(part))
+            except ValueError:
+                # Padded or repeated: its elements do not fill its memory, which is named byte by byte.
+                flat = before.new_empty(offset + before.numel(), device="meta")
+                diagnosis = diagnose(source.name, flat, offset, before, after)
             if diagnosis is not None:
                 found.append(diagnosis)
         return found
@@ -224,23 +232,29 @@ class SealedWeights:
 
     def described(self, chunk: int) -> BadChunk:
         """A changed chunk, diagnosed where parity can tell what it was."""
-        return self._described(chunk, diagnosed=True)
-
-    def _described(self, chunk: int, *, diagnosed: bool) -> BadChunk:
         diagnoses: list[Diagnosis] = []
         why = None
-        if diagnosed:
-            try:
-                right = self.rebuilt(chunk)
-                diagnoses = self.diagnoses(chunk, right, self.line.read(chunk))
-            except Unrepairable as reason:
-                why = str(reason)
+        try:
+            right = self.rebuilt(chunk)
+            diagnoses = self.diagnoses(chunk, right, self.line.read(chunk))
+        except Unrepairable as reason:
+            why = str(reason)
         pieces = [part.piece for part in self.line.parts(chunk)]
         if diagnoses:
             # Only where something changed.
             touched = {diagnosis.tensor for diagnosis in diagnoses}
             pieces = [piece for piece in pieces if piece.tensor in touched]
         return BadChunk(chunk=chunk, pieces=pieces, diagnoses=diagnoses, unrepairable=why)
+
+    def _listed(self, chunk: int, changed: Sequence[int]) -> BadChunk:
+        """The same without reading its group: which others have `changed` says whether parity can do anything."""
+        why = None
+        if self._parity is None:
+            why = "No parity is kept."
+        elif (bad := sum(other % self.groups == chunk % self.groups for other in changed)) > 1:
+            why = f"{bad} chunks of its group {chunk % self.groups} have changed, and parity gives one back."
+        pieces = [part.piece for part in self.line.parts(chunk)]
+        return BadChunk(chunk=chunk, pieces=pieces, diagnoses=[], unrepairable=why)
 
     def _others(self, part: Part) -> Iterable[tuple[str, "Tensor"]]:
         """The same place in each other tensor: where a stale page would come from."""

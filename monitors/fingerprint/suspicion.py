@@ -16,11 +16,13 @@ _SLICE = 2**22
 def suspicion(name: str, tensor: "Tensor") -> list[str]:
     """What is wrong with the values of a parameter, a sentence, or nothing.
 
-    Buffers may hold anything (masks hold -Inf), and integers are codes: of both nothing is said.
+    Buffers may hold anything (masks hold -Inf), and integers are codes: of both nothing is said; nor of packs of 4-bit
+    floats, which torch cannot read and of which none is absurd.
     """
-    from torch.nn import Parameter
+    import torch
 
-    if not (isinstance(tensor, Parameter) and tensor.is_floating_point()):
+    floating = tensor.is_floating_point() and tensor.dtype != torch.float4_e2m1fn_x2
+    if not (isinstance(tensor, torch.nn.Parameter) and floating):
         return []
     odd = sum(_odd(part) for part in _slices(tensor.detach()))
     if not odd:

@@ -203,3 +203,12 @@ def test_what_is_read_and_what_is_not() -> None:
     module.derived = torch.ones(3)
     module.weight.data = module.weight.data.clone()
     assert weights.replaced() == ["layers.0.weight", "layers.0.derived"]
+
+
+def test_what_a_forward_pass_hands_on_is_no_weight() -> None:
+    """Gemma's embeddings of each layer are written by every request: as a plain attribute they are left out."""
+    model = nn.Linear(4, 4)
+    model.per_layer_embeddings = torch.zeros(8)
+    model.derived = torch.zeros(8)
+    names = [source.name for source in weights_of(model, "", torch.device("cpu")).sources]
+    assert names == ["weight", "bias", "derived"]

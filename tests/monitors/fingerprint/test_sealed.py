@@ -242,3 +242,50 @@ def test_what_is_not_covered_and_what_was_replaced_is_handed_on() -> None:
     run(weights.record())
     reading = swept(weights)
     assert (reading.not_covered, reading.replaced) == ([missing], ["table.0"])
+
+
+def test_what_is_behind_the_first_chunks_is_not_called_repairable() -> None:
+    """With everything lost, parity can do nothing, and no chunk that is only listed says otherwise."""
+    tensor = torch.randn(20, CHUNK // 4)
+    weights = sealed([Source("weight", 0, tensor)])
+    tensor.zero_()
+    bad = swept(weights).bad
+    assert len(bad) == 20
+    assert all(chunk.unrepairable is not None for chunk in bad)
+    assert bad[-1].unrepairable == "4 chunks of its group 4 have changed, and parity gives one back."
+    without = sealed([Source("weight", 0, tensor)], group=0)
+    tensor.fill_(1.0)
+    assert {chunk.unrepairable for chunk in swept(without).bad} == {"No parity is kept."}
+
+
+def test_what_is_behind_the_first_chunks_is_repairable_where_it_is_alone_in_its_group() -> None:
+    """A chunk in each of ten groups: parity can put all of them right, also those that are not diagnosed."""
+    tensor = torch.randn(20, CHUNK // 4)
+    weights = sealed([Source("weight", 0, tensor)], group=2)
+    tensor[:10] = 0.0
+    assert [chunk.unrepairable for chunk in swept(weights).bad] == [None] * 10
+
+
+@pytest.mark.parametrize("shape", ["padded", "repeated"])
+def test_a_tensor_with_gaps_is_named_byte_by_byte(shape: str) -> None:
+    """A change in one whose elements do not fill its memory is found and put back, and the sweep goes on."""
+    whole = torch.randn(8, 40)
+    tensor = whole[:, :32] if shape == "padded" else whole[0, :32].expand(8, 32)
+    weights = sealed([Source("weight", 0, tensor), *model()])
+    right = tensor.clone()
+    whole.view(torch.uint8)[0, 5] ^= 4
+    (bad,) = swept(weights).bad
+    (diagnosis,) = bad.diagnoses
+    assert (diagnosis.tensor, diagnosis.dtype, diagnosis.first) == ("weight", "uint8", [5])
+    assert diagnosis.changes[0].bits == [2]
+    weights.put_right(bad.chunk, weights.rebuilt(bad.chunk))
+    assert torch.equal(tensor, right)
+
+
+def test_packed_floats_get_a_baseline() -> None:
+    """Torch has no arithmetic for packs of 4-bit floats: nothing is said of their values."""
+    tensor = torch.randint(256, (CHUNK,), dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    weights = sealed([Source("weight", 0, torch.nn.Parameter(tensor, requires_grad=False))])
+    assert swept(weights).suspicions == []
+    tensor.view(torch.uint8)[7] ^= 1
+    assert swept(weights).bad_chunks == 1
