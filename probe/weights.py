@@ -27,8 +27,8 @@ _SCRATCH = frozenset(
         "_causal_buf",
     }
 )
-"""Plain attributes of models of vLLM 0.32 (Gemma 3n and 4, DeepSeek's sparse attention, LongCat n-gram, Diffusion Gemma)
-in which a forward pass hands values on."""
+"""Plain attributes in which a forward pass hands values on: Gemma 3n and 4, DeepSeek's sparse attention, LongCat n-gram
+and Diffusion Gemma of vLLM 0.32."""
 
 
 class _Found(NamedTuple):
