@@ -157,7 +157,8 @@ class Repair:
     def _by_reloading(self, chunk: int) -> None:
         """For layouts that were made at load: vLLM makes them again, in place."""
         modules = {name.rpartition(".")[0] for name in _names(self._line.parts(chunk))}
-        touched = [s for s in self._line.stretches if s.source.name.rpartition(".")[0] in modules]
+        written = modules | self._deriving(modules)
+        touched = [s for s in self._line.stretches if s.source.name.rpartition(".")[0] in written]
         before = [stretch.memory.clone() for stretch in touched]
         length = self._line.chunk_bytes
         chunks = sorted({c for s in touched for c in range(s.start // length, (s.stop - 1) // length + 1)})
@@ -172,6 +173,14 @@ class Repair:
             for stretch, memory in zip(touched, before, strict=True):
                 stretch.memory.copy_(memory)
             raise
+
+    def _deriving(self, modules: set[str]) -> set[str]:
+        """Attention layers that derive matrices from one of these modules (MLA), again when it is loaded anew."""
+        named = dict(self._model.named_modules())
+        sources = [named[name] for name in modules if name in named]
+        return {
+            name for name, layer in named.items() if any(getattr(layer, "kv_b_proj", None) is one for one in sources)
+        }
 
     def _report(self, chunk: int, method: Method | None, wrong: Tensor | None, reason: str | None) -> ChunkRepair:
         pieces: list[Piece] = [part.piece for part in self._line.parts(chunk)]

@@ -30,6 +30,9 @@ _SCRATCH = frozenset(
 """Plain attributes in which a forward pass hands values on: Gemma 3n and 4, DeepSeek's sparse attention, LongCat n-gram
 and Diffusion Gemma of vLLM 0.32."""
 
+_ON_HOST = frozenset({"_k_scale_cpu", "_v_scale_cpu"})
+"""Plain attributes of attention layers: copies on the host, made anew at each reload, of scales that are covered."""
+
 
 class _Found(NamedTuple):
     name: str
@@ -94,7 +97,7 @@ def _tensors(model: nn.Module) -> Iterator[_Found]:
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Plain attributes.  An empty one is a place that is filled later or never, and holds no weight."""
     for key, value in vars(module).items():
-        if isinstance(value, Tensor) and value.numel() and key not in _SCRATCH:
+        if isinstance(value, Tensor) and value.numel() and key not in _SCRATCH | _ON_HOST:
             yield key, value
 
 

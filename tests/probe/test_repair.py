@@ -206,9 +206,28 @@ def test_what_is_read_and_what_is_not() -> None:
 
 
 def test_what_a_forward_pass_hands_on_is_no_weight() -> None:
-    """Gemma's embeddings of each layer are written by every request: as a plain attribute they are left out."""
+    """Embeddings that every request writes (Gemma) and host copies of scales are left out; what is derived is not."""
     model = nn.Linear(4, 4)
     model.per_layer_embeddings = torch.zeros(8)
+    model._k_scale_cpu = torch.tensor(1.0)
     model.derived = torch.zeros(8)
     names = [source.name for source in weights_of(model, "", torch.device("cpu")).sources]
     assert names == ["weight", "bias", "derived"]
+
+
+def test_a_failed_reload_puts_back_what_was_derived_from_it(bench: Bench) -> None:
+    """MLA's matrices are written beside the projection that they come from: both stay as they were found."""
+    bench.model[1].kv_b_proj = bench.model[0]
+    bench.damage(0, 2)
+    damaged = bench.model[0].weight.detach().clone()
+
+    def half(module: str) -> None:
+        with torch.no_grad():
+            bench.model[0].weight.zero_()
+            bench.model[1].weight.zero_()
+
+    bench.reload(half)
+    (done,) = bench.repair(0)
+    assert not done.intact
+    assert torch.equal(bench.model[0].weight, damaged)
+    assert bench.wrong() == [0, 2]
