@@ -6,7 +6,6 @@ did at load, and the live memory is never written.  It works where memory has th
 `reload.reload_module` makes everything else anew.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -110,11 +109,9 @@ def _live(model: nn.Module) -> dict[str, Tensor]:
 
 def by_block(names: Iterable[str], stack: Stack) -> dict[int | None, list[str]]:
     """Names by the block of this rank that they lie in; None for those outside."""
-    inside = re.compile(re.escape(stack.path) + r"\.(\d+)\.")
     groups: dict[int | None, list[str]] = {}
     for name in names:
-        match = inside.match(name) if stack.path else None
-        groups.setdefault(int(match[1]) if match else None, []).append(name)
+        groups.setdefault(stack.block_of(name), []).append(name)
     return groups
 
 

@@ -2,14 +2,14 @@
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..monitors.fingerprint.facts import ChunkRepair, Method, Piece, Rank
+from ..monitors.fingerprint.facts import ChunkRepair, Method, Rank
 from ..monitors.fingerprint.line import Line, Part, memory_of
 from ..monitors.fingerprint.parity import FileParity, MemoryParity, Parity
 from ..monitors.fingerprint.sealed import SealedWeights, Unrepairable
@@ -34,7 +34,7 @@ def seal(model: nn.Module, stack: Stack, vllm_config: Any, device: torch.device)
     if replicas > 1:
         raise UnsupportedModel(f"Data parallel size {replicas} is not supported yet: vLLM answers for one engine only.")
     began = time.perf_counter()
-    weights = weights_of(model, stack.path, device)
+    weights = weights_of(model, stack, device)
     if not weights.sources:
         raise UnsupportedModel(f"No tensor of {type(model).__name__} shows its weights.")
     line = Line(weights.sources, switches.chunk_bytes())
@@ -103,24 +103,33 @@ class Repair:
     def run(self) -> list[ChunkRepair]:
         """Put them right, each by the best source; what goes wrong is said in the result.
 
-        Once more for those that failed: with the others of its group put right, parity may give a chunk back.
+        Once more by parity for those that failed: with the others of its group put right it may give a chunk back.
+        The other sources would only say again what they said.
         """
-        done = {chunk: self._put_right(chunk) for chunk in self._chunks}
+        done = {chunk: self._put_right(chunk, self._sources) for chunk in self._chunks}
         failed = [chunk for chunk, result in done.items() if not result.intact]
         if len(failed) < len(done):
-            done.update({chunk: self._put_right(chunk) for chunk in failed})
+            for chunk in failed:
+                again = self._put_right(chunk, self._sources[:1])
+                if again.intact:
+                    done[chunk] = again
         return list(done.values())
 
-    def _put_right(self, chunk: int) -> ChunkRepair:
+    @property
+    def _sources(self) -> list[tuple[Method, Callable[[int], None]]]:
+        """Best first."""
+        return [
+            (Method.PARITY, self._by_parity),
+            (Method.CHECKPOINT, self._by_checkpoint),
+            (Method.CHECKPOINT, self._by_reloading),
+        ]
+
+    def _put_right(self, chunk: int, sources: Iterable[tuple[Method, Callable[[int], None]]]) -> ChunkRepair:
         if self._sealed.is_intact(chunk):
             return self._report(chunk, None, None, None)
         wrong = self._line.read(chunk)
         reasons = []
-        for method, source in (
-            (Method.PARITY, self._by_parity),
-            (Method.CHECKPOINT, self._by_checkpoint),
-            (Method.CHECKPOINT, self._by_reloading),
-        ):
+        for method, source in sources:
             try:
                 source(chunk)
             except (Unrepairable, CheckpointUnusable) as reason:
@@ -183,15 +192,11 @@ class Repair:
         }
 
     def _report(self, chunk: int, method: Method | None, wrong: Tensor | None, reason: str | None) -> ChunkRepair:
-        pieces: list[Piece] = [part.piece for part in self._line.parts(chunk)]
         diagnoses = [] if wrong is None else self._sealed.diagnoses(chunk, self._line.read(chunk), wrong)
-        if diagnoses:
-            touched = {diagnosis.tensor for diagnosis in diagnoses}
-            pieces = [piece for piece in pieces if piece.tensor in touched]
         return ChunkRepair(
             rank=self._sealed.rank.rank,
             chunk=chunk,
-            pieces=pieces,
+            pieces=self._sealed.pieces(chunk, diagnoses),
             intact=reason is None,
             method=method,
             diagnoses=diagnoses,

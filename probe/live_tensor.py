@@ -1,6 +1,5 @@
 """Finds a tensor of the served model by the name that the checkpoint or vLLM gives it."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,8 +30,8 @@ def find_tensor(wanted: str, block: int | None, model: nn.Module, stack: Stack) 
     Raises:
         UnknownTensor: there is none, or more than one; or it is held where no tensor shows it.
     """
-    if block is None and (inside := re.match(re.escape(stack.path) + r"\.(\d+)\.", wanted)):
-        block = int(inside[1])
+    if block is None:
+        block = stack.block_of(wanted)
     if block is not None and block not in stack.layers:
         raise UnknownTensor(f"Block {block} does not exist; this model has {stack.num_blocks} blocks.")
     prefix = "" if block is None else f"{stack.path}.{block}."

@@ -80,6 +80,13 @@ class Stack:
         """Class names of the layers, joined where a model mixes several."""
         return " | ".join(sorted({type(layer).__name__ for layer in self.layers.values()}))
 
+    def block_of(self, name: str) -> int | None:
+        """The block in which a parameter, buffer or module of this full name lies; None outside the blocks."""
+        if not self.path or not name.startswith(f"{self.path}."):
+            return None
+        number, dot, _ = name.removeprefix(f"{self.path}.").partition(".")
+        return int(number) if dot and number.isdecimal() else None
+
 
 def find_stack(model: nn.Module) -> Stack:
     """The longest list of layers that take a hidden state; of a multimodal model, of its language model.

@@ -1,6 +1,5 @@
 """Which bytes of a model the kernels read, and which of them no tensor shows."""
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from ..monitors.fingerprint.facts import NotCovered
 from ..monitors.fingerprint.line import Source
 from .gates import GATE
+from .stack import Stack
 
 STATE = frozenset({GATE, "kv_cache"})
 """Attributes that hold state, not weights: they change while the model serves."""
@@ -56,16 +56,15 @@ class Weights:
         return [found.name for found in self._found if not _is_at(found.place, found.now())]
 
 
-def weights_of(model: nn.Module, blocks_path: str, device: torch.device) -> Weights:
+def weights_of(model: nn.Module, stack: Stack, device: torch.device) -> Weights:
     """All parameters and buffers, and tensors that modules keep as plain attributes, such as MLA's derived matrices.
 
     Args:
         model: As loaded and processed, before the engine allocates its KV cache.
-        blocks_path: Name of the list of blocks; "" where there is none.
+        stack: Its blocks; one without a path where there are none.
         device: Where the weights lie.
     """
     weights = Weights(device)
-    inside = re.compile(re.escape(blocks_path) + r"\.(\d+)\.") if blocks_path else None
     for found in _tensors(model):
         tensor = found.tensor
         if (reason := _unreadable(tensor, device)) is not None:
@@ -73,8 +72,7 @@ def weights_of(model: nn.Module, blocks_path: str, device: torch.device) -> Weig
                 NotCovered(tensor=found.name, bytes=_size(model, found.name, tensor), reason=reason)
             )
             continue
-        at = inside.match(found.name) if inside else None
-        weights.sources.append(Source(found.name, int(at[1]) if at else None, tensor))
+        weights.sources.append(Source(found.name, stack.block_of(found.name), tensor))
         weights._found.append(found)
     return weights
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from uuid import uuid4
 
-from ..monitors.fingerprint.facts import ChunkRepair
+from ..monitors.fingerprint.facts import ChunkRepair, blocks_of
 from ..monitors.wire import ModelFacts
 from .gates import names
 from .guard import InvalidOrder, NothingToRepair, check_actions_in_window, check_blocks
@@ -12,7 +12,7 @@ from .repair_steps import Mender, RepairSteps
 from .repair_words import counted, intention
 from .settings import MitigationSettings
 from .store import Store
-from .swept import blocks_of, changed_pieces
+from .swept import changed_pieces
 
 
 class RepairOrders:

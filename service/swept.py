@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from ..monitors.fingerprint.facts import ChunkRepair, FingerprintReading, Piece
+from ..monitors.fingerprint.facts import ChunkRepair, FingerprintReading, Piece, blocks_of
 from .gates import names
 
 
@@ -67,8 +67,3 @@ def changed_pieces(repair: ChunkRepair) -> list[Piece]:
     """The pieces of a chunk in which bytes have changed; all of them where no diagnosis says which."""
     tensors = {diagnosis.tensor for diagnosis in repair.diagnoses}
     return [piece for piece in repair.pieces if piece.tensor in tensors] or repair.pieces
-
-
-def blocks_of(pieces: Iterable[Piece]) -> set[int]:
-    """The blocks that pieces lie in."""
-    return {piece.block for piece in pieces if piece.block is not None}

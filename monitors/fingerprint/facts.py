@@ -1,5 +1,6 @@
 """What is said about the bytes of a served model: JSON that crosses from the probe to the sidecar."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 from pydantic import Field
@@ -87,6 +88,11 @@ class Piece(Wire):
     """First byte in the tensor's memory."""
     stop: int
     """Behind the last one."""
+
+
+def blocks_of(pieces: Iterable[Piece]) -> set[int]:
+    """The blocks that pieces lie in."""
+    return {piece.block for piece in pieces if piece.block is not None}
 
 
 class BadChunk(Wire):

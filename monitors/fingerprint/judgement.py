@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..finding import Action, Finding, Health
-from .facts import BadChunk, FileDigest, FingerprintReading, NotCovered, RankComparison, RankReading
+from .facts import BadChunk, FileDigest, FingerprintReading, NotCovered, RankComparison, RankReading, blocks_of
 
 NAME = "fingerprint"
 """The monitor's name."""
@@ -28,7 +28,7 @@ class RankChunk(BadChunk):
     @property
     def blocks(self) -> list[int]:
         """The blocks that it touches."""
-        return sorted({piece.block for piece in self.pieces if piece.block is not None})
+        return sorted(blocks_of(self.pieces))
 
 
 class CheckpointVerdict(BaseModel):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..monitor import Monitor
 from .facts import FingerprintPlan, FingerprintReading
-from .judgement import FingerprintFinding, judge
+from .judgement import NAME, FingerprintFinding, judge
 from .sealed import SealedWeights
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Fingerprint(Monitor[SealedWeights, FingerprintPlan, FingerprintReading, FingerprintFinding]):
     """A sweep over all weights of every rank."""
 
-    name: ClassVar[str] = "fingerprint"
+    name: ClassVar[str] = NAME
     plan_type = FingerprintPlan
 
     def steps(self, plan: FingerprintPlan, num_blocks: int) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .diagnosis import Diagnosis, diagnose
 from .digest import Digest, digest_for
-from .facts import BadChunk, NotCovered, ParityPlace, Rank, RankReading, SealFacts
+from .facts import BadChunk, NotCovered, ParityPlace, Piece, Rank, RankReading, SealFacts
 from .line import Line, Part, Source
 from .parity import Parity, ParityLost
 from .suspicion import suspicion
@@ -192,6 +192,12 @@ class SealedWeights:
                 found.append(diagnosis)
         return found
 
+    def pieces(self, chunk: int, diagnoses: Iterable[Diagnosis]) -> list[Piece]:
+        """What a chunk consists of; with diagnoses only the pieces in which something changed."""
+        touched = {diagnosis.tensor for diagnosis in diagnoses}
+        pieces = [part.piece for part in self.line.parts(chunk)]
+        return [piece for piece in pieces if not touched or piece.tensor in touched]
+
     # Putting right
 
     def rebuilt(self, chunk: int) -> "Tensor":
@@ -239,12 +245,7 @@ class SealedWeights:
             diagnoses = self.diagnoses(chunk, right, self.line.read(chunk))
         except Unrepairable as reason:
             why = str(reason)
-        pieces = [part.piece for part in self.line.parts(chunk)]
-        if diagnoses:
-            # Only where something changed.
-            touched = {diagnosis.tensor for diagnosis in diagnoses}
-            pieces = [piece for piece in pieces if piece.tensor in touched]
-        return BadChunk(chunk=chunk, pieces=pieces, diagnoses=diagnoses, unrepairable=why)
+        return BadChunk(chunk=chunk, pieces=self.pieces(chunk, diagnoses), diagnoses=diagnoses, unrepairable=why)
 
     def _listed(self, chunk: int, changed: Sequence[int]) -> BadChunk:
         """The same without reading its group: which others have `changed` says whether parity can do anything."""
@@ -253,8 +254,7 @@ class SealedWeights:
             why = "No parity is kept."
         elif (bad := sum(other % self.groups == chunk % self.groups for other in changed)) > 1:
             why = f"{bad} chunks of its group {chunk % self.groups} have changed, and parity gives one back."
-        pieces = [part.piece for part in self.line.parts(chunk)]
-        return BadChunk(chunk=chunk, pieces=pieces, diagnoses=[], unrepairable=why)
+        return BadChunk(chunk=chunk, pieces=self.pieces(chunk, []), diagnoses=[], unrepairable=why)
 
     def _others(self, part: Part) -> Iterable[tuple[str, "Tensor"]]:
         """The same place in each other tensor: where a stale page would come from."""

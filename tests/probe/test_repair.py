@@ -30,7 +30,7 @@ class Bench:
         torch.manual_seed(0)
         self._patch = monkeypatch
         self.model = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in range(4)))
-        weights = weights_of(self.model, "", torch.device("cpu"))
+        weights = weights_of(self.model, Stack({}, 0, ""), torch.device("cpu"))
         self.sealed = SealedWeights(
             Line(weights.sources, CHUNK), Rank(rank=0), device=weights.device, group=2, new_parity=MemoryParity
         )
@@ -190,7 +190,7 @@ def test_what_is_read_and_what_is_not() -> None:
     packed.weight = nn.Parameter(torch.empty(0, dtype=torch.bfloat16))
     packed.input_size_per_partition, packed.output_size_per_partition = 6, 10
     model = nn.ModuleDict({"layers": nn.ModuleList([module, packed]), "tied": module})
-    weights = weights_of(model, "layers", torch.device("cpu"))
+    weights = weights_of(model, Stack({}, 0, "layers"), torch.device("cpu"))
     assert [(source.name, source.block) for source in weights.sources] == [
         ("layers.0.weight", 0),
         ("layers.0.bias", 0),
@@ -211,7 +211,7 @@ def test_what_a_forward_pass_hands_on_is_no_weight() -> None:
     model.per_layer_embeddings = torch.zeros(8)
     model._k_scale_cpu = torch.tensor(1.0)
     model.derived = torch.zeros(8)
-    names = [source.name for source in weights_of(model, "", torch.device("cpu")).sources]
+    names = [source.name for source in weights_of(model, Stack({}, 0, ""), torch.device("cpu")).sources]
     assert names == ["weight", "bias", "derived"]
 
 
