@@ -33,9 +33,8 @@ class ScanBusy(Exception):
 class Runner:
     """Runs one measurement at a time.
 
-    `loss` measures the loss of the model as served now, for `Runner.loss`.  `told` is awaited with each finding after
-    it has been stored: alerts and automatic mitigation hang on it.  `changing` says whether somebody changes the model
-    right now: no scan starts then.
+    `told` is awaited with each finding after it has been stored: alerts and automatic mitigation hang on it.
+    `changing` says whether somebody changes the model right now: no scan starts then.
     """
 
     def __init__(
@@ -43,14 +42,12 @@ class Runner:
         *,
         live: Live,
         store: Store,
-        loss: Callable[[], Awaitable[float | None]],
         told: Callable[[Finding, FindingRecord], Awaitable[None]],
         changing: Callable[[], bool],
         now: Callable[[], float] = time.time,
     ) -> None:
         self._live = live
         self._store = store
-        self._loss = loss
         self._told = told
         self._changing = changing
         self._now = now
@@ -128,13 +125,6 @@ class Runner:
         if record is not None:
             # Cancelled before its first step: the task had no chance to say so itself.
             self._interrupted(record, why)
-
-    async def loss(self) -> float | None:
-        """Loss in nats per scored token of the model as served now; None when it is not finite.
-
-        For mitigations, as `alone`.  Raises `LossUnavailable` or `ProbeError`.
-        """
-        return await self.alone(self._loss)
 
     async def alone(self, measure: Callable[[], Awaitable[T]]) -> T:
         """Measure for a mitigation: a scan that runs gives way, because the model is about to change under it."""

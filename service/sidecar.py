@@ -90,7 +90,6 @@ class Sidecar:
         self.runner = Runner(
             live=self.live,
             store=self.store,
-            loss=self.scans.loss,
             told=self._told,
             changing=lambda: self.mitigator.busy,
         )
@@ -98,7 +97,7 @@ class Sidecar:
             self.probe,
             self.store,
             settings.mitigation,
-            self.runner.loss,
+            lambda: self.runner.alone(self.scans.loss),
             lambda boot_id: self.live.state_in(boot_id, AlphaScan.name),
             lambda: self.runner.alone(self.sweeps.reading),
         )

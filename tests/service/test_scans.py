@@ -262,7 +262,7 @@ async def test_a_finished_measurement_is_not_dropped_again(start: Start, server:
     """With its reading the probe forgets a measurement: a DELETE would only be an error in vLLM's log."""
     api = await start()
     await api.scanned()
-    assert await api.sidecar.runner.loss() is not None
+    assert await api.sidecar.runner.alone(api.sidecar.scans.loss) is not None
     assert server.measurements == 0
     assert not [call for call in server.seen if call.startswith("DELETE")]
 
