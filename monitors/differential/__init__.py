@@ -1,0 +1,1 @@
+"""The differential monitor: the live model against a clean one."""
