@@ -17,6 +17,7 @@ from pydantic_settings import (
 )
 
 from ..monitors.fingerprint.manifest import read_manifest
+from .connection import without_userinfo
 from .settings_loading import (
     CONFIG_VARIABLE,
     PREFIX,
@@ -31,6 +32,7 @@ from .settings_loading import (
 from .settings_sections import (
     AlertSettings,
     AlphaScanSettings,
+    DifferentialSettings,
     FaultSettings,
     FingerprintSettings,
     MitigationSettings,
@@ -67,6 +69,7 @@ class Settings(BaseSettings):
     vllm: VllmSettings = VllmSettings()
     scan: ScanSettings = ScanSettings()
     fingerprint: FingerprintSettings = FingerprintSettings()
+    differential: DifferentialSettings = DifferentialSettings()
     validation: ValidationSettings = ValidationSettings()
     alpha_scan: AlphaScanSettings = AlphaScanSettings()
     alerts: AlertSettings = AlertSettings()
@@ -87,15 +90,8 @@ class Settings(BaseSettings):
 
     def probe_secret(self) -> str:
         """The token that the probe expects; `ConfigurationError` when there is none."""
-        if self.probe_token is not None:
-            secret = self.probe_token.get_secret_value()
-        elif self.probe_token_file is not None:
-            try:
-                text = SecretStr(read("probe_token_file", self.probe_token_file))
-                secret = fit_for_a_header(text).get_secret_value()
-            except ValueError as error:
-                raise ConfigurationError(f"The token in {self.probe_token_file} is wrong: {error}.") from None
-        else:
+        secret = _secret("probe_token", self.probe_token, self.probe_token_file)
+        if secret is None:
             raise ConfigurationError(
                 "There is no probe token: set FLIPWATCH_PROBE_TOKEN (or FLIPWATCH_PROBE_TOKEN_FILE) to the value "
                 "that the vLLM process has in its own FLIPWATCH_PROBE_TOKEN."
@@ -103,6 +99,16 @@ class Settings(BaseSettings):
         if not secret:
             raise ConfigurationError("The probe token is empty: put the token of the vLLM process into it.")
         return secret
+
+    def peer(self) -> tuple[str, str] | None:
+        """URL and token of the peer, None when there is none; `ConfigurationError` when the token is bad."""
+        url = self.differential.peer_base_url
+        if url is None:
+            return None
+        secret = _secret("differential.peer_token", self.differential.peer_token, self.differential.peer_token_file)
+        if not secret:
+            raise ConfigurationError("The peer's token is empty: put the probe token of that vLLM into it.")
+        return url, secret
 
     def api_tokens(self) -> list[Token]:
         """The tokens of the API, from `tokens` and `tokens_file`; `ConfigurationError` when the file is bad."""
@@ -138,8 +144,23 @@ class Settings(BaseSettings):
         shown["tokens"] = [{"name": token.name, "scopes": token.scopes} for token in self.tokens]
         shown["vllm"]["api_key"] = None if self.vllm.api_key is None else "**********"
         shown["vllm"]["url"] = self.vllm.shown_url
+        peer = self.differential
+        shown["differential"]["peer_url"] = None if peer.peer_base_url is None else without_userinfo(peer.peer_base_url)
+        shown["differential"]["peer_token"] = None if peer.peer_token is None else "**********"
         shown["alerts"]["webhook_url"] = None if self.alerts.webhook_url is None else "**********"
         return shown
+
+
+def _secret(name: str, value: SecretStr | None, file: Path | None) -> str | None:
+    """A secret that is given as the setting `name`, or in the file of `name`_file; None where neither is there."""
+    if value is not None:
+        return value.get_secret_value()
+    if file is None:
+        return None
+    try:
+        return fit_for_a_header(SecretStr(read(f"{name}_file", file))).get_secret_value()
+    except ValueError as error:
+        raise ConfigurationError(f"The token in {file} is wrong: {error}.") from None
 
 
 def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
@@ -173,6 +194,7 @@ __all__ = [
     "AlertSettings",
     "AlphaScanSettings",
     "ConfigurationError",
+    "DifferentialSettings",
     "FaultSettings",
     "FingerprintSettings",
     "MitigationSettings",

@@ -3,13 +3,36 @@
 from typing import Annotated, Literal
 
 import httpx
-from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    AnyHttpUrl,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 
 from ..monitors.alpha_scan import Strategy, Thresholds
+from ..monitors.differential.reference import ReferenceKind
 from .connection import without_userinfo
 from .settings_values import MOST, MOST_MINUTES, HeaderSecret, UserPath
 
 Scope = Literal["read", "mitigate", "admin"]
+
+
+def _can_be_asked(url: AnyHttpUrl) -> AnyHttpUrl:
+    try:
+        _ = httpx.URL(str(url)).host
+    except (httpx.InvalidURL, ValueError):
+        # Pydantic allows host names that no request can be sent to.
+        raise ValueError("no request can be sent to this URL") from None
+    return url
+
+
+ServerUrl = Annotated[AnyHttpUrl, AfterValidator(_can_be_asked)]
+"""Where a vLLM server is."""
 
 
 class Section(BaseModel):
@@ -21,21 +44,11 @@ class Section(BaseModel):
 class VllmSettings(Section):
     """Where the watched server is."""
 
-    url: AnyHttpUrl = AnyHttpUrl("http://127.0.0.1:8000")
+    url: ServerUrl = AnyHttpUrl("http://127.0.0.1:8000")
     api_key: HeaderSecret | None = None
     """What vLLM was given as `--api-key`."""
     poll_seconds: float = Field(default=5.0, gt=0, le=86_400)
     """Time between two looks at the probe's facts and at vLLM's request counters."""
-
-    @field_validator("url")
-    @classmethod
-    def _host_can_be_asked(cls, url: AnyHttpUrl) -> AnyHttpUrl:
-        try:
-            _ = httpx.URL(str(url)).host
-        except (httpx.InvalidURL, ValueError):
-            # Pydantic allows host names that no request can be sent to.
-            raise ValueError("no request can be sent to this URL") from None
-        return url
 
     @field_validator("api_key")
     @classmethod
@@ -84,6 +97,35 @@ class FingerprintSettings(Section):
     """SHA-256 of the checkpoint's files, as `sha256sum` prints them."""
     check_checkpoint: bool = False
     """Once after each start of vLLM: hold the files against the manifest, and memory against the files."""
+
+
+class DifferentialSettings(Section):
+    """When the model is held against a clean one, and against which."""
+
+    every_minutes: float | None = Field(default=None, gt=0, le=MOST_MINUTES)
+    reference: ReferenceKind = ReferenceKind.RECORDED
+    """What is taken by the clock, and where nobody asks for another one."""
+    peer_url: ServerUrl | None = None
+    """A second vLLM with the probe."""
+    peer_token: HeaderSecret | None = None
+    """What that vLLM has in its FLIPWATCH_PROBE_TOKEN."""
+    peer_token_file: UserPath | None = None
+    limit: float | None = Field(default=None, gt=0)
+    """Largest relative L2 distance of a block from its reference; None: what measured noise explains."""
+
+    @model_validator(mode="after")
+    def _a_peer_is_whole(self) -> "DifferentialSettings":
+        token = self.peer_token is not None or self.peer_token_file is not None
+        if self.reference is ReferenceKind.PEER and self.peer_url is None:
+            raise ValueError("the reference peer needs differential.peer_url, and a token for it")
+        if self.peer_url is not None and not token:
+            raise ValueError("differential.peer_url needs differential.peer_token or differential.peer_token_file")
+        return self
+
+    @property
+    def peer_base_url(self) -> str | None:
+        """The peer's URL without a slash at its end."""
+        return None if self.peer_url is None else str(self.peer_url).rstrip("/")
 
 
 class ValidationSettings(Section):

@@ -49,6 +49,11 @@ def test_the_environment_wins_over_the_file_and_the_file_over_defaults(
         ("FLIPWATCH_SCAN__EVERY_MINUTES", "1e300", "The setting scan.every_minutes is wrong"),
         ("FLIPWATCH_SCAN__GRID", "[NaN]", "The setting scan.grid"),
         ("FLIPWATCH_VLLM__URL", "http://\u2603", "The setting vllm.url is wrong: no request can be sent"),
+        ("FLIPWATCH_DIFFERENTIAL__REFERENCE", "peer", "the reference peer needs differential.peer_url"),
+        ("FLIPWATCH_DIFFERENTIAL__REFERENCE", "none", "The setting differential.reference is wrong"),
+        ("FLIPWATCH_DIFFERENTIAL__PEER_URL", "http://peer", "needs differential.peer_token or"),
+        ("FLIPWATCH_DIFFERENTIAL__PEER_URL", "http://\u2603", "The setting differential.peer_url is wrong: no request"),
+        ("FLIPWATCH_DIFFERENTIAL__LIMIT", "0", "The setting differential.limit is wrong"),
         ("FLIPWATCH_ALPHA_SCAN__TAU", "inf", "The setting alpha_scan.tau is wrong"),
         ("FLIPWATCH_ALERTS__N", "1" + 21 * "0", "The setting alerts.n is wrong"),
         ("FLIPWATCH_ALERTS__K", "1" + 5000 * "0", "The setting alerts.k is wrong"),
@@ -229,9 +234,33 @@ def test_shown_settings_hold_no_secret() -> None:
         tokens=[{"name": "a", "token": "secret-2", "scopes": ["read"]}],
         vllm={"url": "http://user:secret-3@host:1", "api_key": "secret-4"},
         alerts={"webhook_url": "http://host/secret-5"},
+        differential={"peer_url": "http://user:secret-6@peer:1", "peer_token": "secret-7"},
     ).public()
     assert "secret" not in str(shown).replace("probe_token", "")
     assert shown["vllm"]["url"] == "http://host:1"
+    assert shown["differential"]["peer_url"] == "http://peer:1"
+    assert shown["differential"]["peer_token"] == "**********"
+
+
+def test_the_token_of_the_peer_comes_from_variable_or_file(tmp_path: Path) -> None:
+    """Without a peer there is none; an empty or unreadable file is one sentence that names it and no secret."""
+    path = tmp_path / "token"
+    path.write_text(" from-a-file\n", encoding="utf-8")
+    assert Settings().peer() is None
+    peer = {"peer_url": "http://peer:1/", "reference": "peer"}
+    assert Settings(differential=peer | {"peer_token": "direct"}).peer() == ("http://peer:1", "direct")
+    settings = Settings(differential=peer | {"peer_token_file": str(path)})
+    assert settings.peer() == ("http://peer:1", "from-a-file")
+    path.write_text("\n", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match="The peer's token is empty"):
+        settings.peer()
+    path.write_text("secret-1\nsecret-2\n", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match="printable ASCII") as caught:
+        settings.peer()
+    assert "secret" not in str(caught.value)
+    path.unlink()
+    with pytest.raises(ConfigurationError, match=r"differential\.peer_token_file names"):
+        settings.peer()
 
 
 def test_a_manifest_is_read_and_a_wrong_one_is_one_sentence(tmp_path: Path) -> None:
