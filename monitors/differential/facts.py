@@ -31,8 +31,8 @@ class Noise(Wire):
     repeated: float | None = Field(ge=0)
     """Computed once more, and in a batch of another size; 0 where the device repeats itself bit for bit."""
     rounding: float | None = Field(ge=0)
-    """With the input moved by half a unit in its last place, at random: about what another kernel, another parallel
-    size or another order of sums does."""
+    """With each value of the input moved by one unit in its last place, at random: about what another kernel, another
+    parallel size or another order of sums does."""
 
 
 class Point(Wire):
@@ -103,9 +103,9 @@ class RankStates(Wire):
     where the plan wants no walk."""
     walk_noise: list[Noise]
     """Of each of them; empty where none was measured."""
-    nats: list[float | None] | None
-    """(N) mean loss of each sequence, as served; None for one that is not finite; None in all where this rank has no
-    logits, or the plan wants no walk."""
+    nats: list[float | None]
+    """(N) mean loss of each sequence, as served; None for one that is not finite, and for all on ranks that have no
+    logits.  Empty where the plan wants no walk."""
     isolated: list[BlockStates]
     """All blocks of the model."""
     clean: list[CleanBlock]
