@@ -10,9 +10,12 @@ from torch import nn
 
 from ..monitors.fingerprint.sealed import SealedWeights
 from .attention import check_supported
+from .checkpoint import checkpoint_folder, tensors_by_block
+from .dissection import LiveDissection
 from .forms import Form, learn_forms
 from .gates import Gates
 from .integrity import seal
+from .rank import this_rank
 from .stack import Stack, UnsupportedModel, find_stack
 from .view import LiveView, check_scannable
 from .weights_digest import digest_weights
@@ -45,11 +48,26 @@ class Armed:
         Raises:
             UnsupportedModel: the model cannot be scanned.
         """
+        return LiveView(*self._seen())
+
+    def dissection(self, *, checkpoint: bool) -> LiveDissection:
+        """A fresh view of its blocks alone, with their tensors on the disk where they are wanted.
+
+        Raises:
+            UnsupportedModel: as `view` does.
+            CheckpointUnusable: the checkpoint cannot be read, or its blocks cannot be told.
+        """
+        seen = self._seen()
+        folder = checkpoint_folder(self.vllm_config) if checkpoint else None
+        stored = None if folder is None else tensors_by_block(folder, self.model, self.stack)
+        return LiveDissection(*seen, rank=this_rank(), checkpoint=stored)
+
+    def _seen(self) -> tuple[Any, ...]:
         if self.gates is None:
             raise UnsupportedModel(self.refusal or "No gates are installed.")
         if self.scan_refusal is not None:
             raise UnsupportedModel(self.scan_refusal)
-        return LiveView(self.model, self.stack, self.gates, self.forms, self.vllm_config, self.device)
+        return self.model, self.stack, self.gates, self.forms, self.vllm_config, self.device
 
     def bytes(self) -> SealedWeights:
         """The weights with their baseline.

@@ -6,7 +6,7 @@ did at load, and the live memory is never written.  It works where memory has th
 `reload.reload_module` makes everything else anew.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from .stand_ins import load_context, one_line, stand_ins
 
 # Of the backends for experts that are not quantised, those that leave them as `load_weights` wrote them.
 _PLAIN_EXPERTS = {"TRITON", "BATCHED_TRITON"}
+_UNKNOWN = "It is no parameter and no buffer that a checkpoint holds."
 _NOT_FILLED = "No tensor of the checkpoint fills it."
 
 
@@ -61,20 +62,11 @@ def fresh_tensors(model: nn.Module, vllm_config: Any, stack: Stack, names: list[
     fresh: dict[str, Tensor] = {}
     reasons = []
     for block, group in by_block(names, stack).items():
-        wanted = {}
-        for name in group:
-            reason = _why_not(model, vllm_config, name, live.get(name))
-            if reason is None:
-                wanted[name] = live[name]
-            else:
-                reasons.append(f"{name}: {reason}")
-        try:
-            filled = _fill(model, vllm_config, wanted, tensors.get(block, {}))
-        except CheckpointUnusable as reason:
-            reasons.append(str(reason))
-            continue
+        known = {name: live[name] for name in group if name in live}
+        reasons += [f"{name}: {_UNKNOWN}" for name in group if name not in live]
+        filled, missing = _fresh(model, vllm_config, known, tensors.get(block, {}))
         fresh.update({name: found.values for name, found in filled.items()})
-        reasons += [f"{name}: {_NOT_FILLED}" for name in wanted if name not in filled]
+        reasons += [f"{name}: {reason}" for name, reason in missing.items()]
     if not fresh:
         raise CheckpointUnusable(reasons[0] if reasons else "No tensor was asked for.")
     return fresh
@@ -97,6 +89,32 @@ def differing(model: nn.Module, vllm_config: Any, stack: Stack) -> Iterator[Comp
         yield _compare(model, vllm_config, block, {n: live[n] for n in sorted(groups.get(block, []))}, tensors)
 
 
+@torch.inference_mode()
+def fresh_block(
+    model: nn.Module,
+    vllm_config: Any,
+    stack: Stack,
+    block: int,
+    tensors: Mapping[int | None, dict[str, StoredTensor]],
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What the checkpoint has for the tensors of one block, and for the others why it has none, in one sentence.
+
+    Args:
+        model: The live model.
+        vllm_config: Its configuration.
+        stack: Its blocks.
+        block: Which one.
+        tensors: The checkpoint, as `tensors_by_block` gives it.
+
+    Returns:
+        Name -> a tensor on the CPU with shape, strides and type of the live one; name -> reason.
+    """
+    live = _live(model)
+    mine = {name: live[name] for name in by_block(live, stack).get(block, [])}
+    filled, missing = _fresh(model, vllm_config, mine, tensors.get(block, {}))
+    return {name: found.values for name, found in filled.items()}, missing
+
+
 def _live(model: nn.Module) -> dict[str, Tensor]:
     """Parameters by all their names, and the buffers that a checkpoint may hold."""
     live: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
@@ -115,7 +133,7 @@ def by_block(names: Iterable[str], stack: Stack) -> dict[int | None, list[str]]:
     return groups
 
 
-def _why_not(model: nn.Module, vllm_config: Any, name: str, tensor: Tensor | None) -> str | None:
+def _why_not(model: nn.Module, vllm_config: Any, name: str, tensor: Tensor) -> str | None:
     """Why `load_weights` does not write what memory holds of this tensor, in one sentence; None where it does."""
     from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
@@ -123,8 +141,6 @@ def _why_not(model: nn.Module, vllm_config: Any, name: str, tensor: Tensor | Non
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
     from vllm.model_executor.model_loader.reload.meta import SKIP_TENSORS
 
-    if tensor is None:
-        return "It is no parameter and no buffer that a checkpoint holds."
     if not tensor.numel():
         return "The engine holds it in a packed form that no tensor shows."
     if getattr(model, "_do_torchao_reload", False):
@@ -158,27 +174,30 @@ def _compare(
     live: dict[str, Tensor],
     tensors: dict[int | None, dict[str, StoredTensor]],
 ) -> Comparison:
-    result = Comparison(block)
-    reasons = {name: _why_not(model, vllm_config, name, tensor) for name, tensor in live.items()}
-    result.not_comparable.update({name: reason for name, reason in reasons.items() if reason is not None})
-    wanted = {name: tensor for name, tensor in live.items() if reasons[name] is None}
-    try:
-        filled = _fill(model, vllm_config, wanted, tensors.get(block, {}))
-    except CheckpointUnusable as reason:
-        result.not_comparable.update(dict.fromkeys(wanted, str(reason)))
-        return result
-    for name, tensor in wanted.items():
-        found = filled.get(name)
-        if found is None:
-            result.not_comparable[name] = _NOT_FILLED
-            continue
-        if count := int((bits(found.values) != bits(tensor.detach().cpu())).sum()):
+    filled, missing = _fresh(model, vllm_config, live, tensors.get(block, {}))
+    result = Comparison(block, not_comparable=missing)
+    for name, found in filled.items():
+        if count := int((bits(found.values) != bits(live[name].detach().cpu())).sum()):
             result.different[name] = count
         else:
             result.equal.append(name)
         if found.unfilled:
             result.unfilled[name] = found.unfilled
     return result
+
+
+def _fresh(
+    model: nn.Module, vllm_config: Any, live: dict[str, Tensor], tensors: dict[str, StoredTensor]
+) -> tuple[dict[str, _Filled], dict[str, str]]:
+    """What the checkpoint has for these tensors, and for the others why it has nothing."""
+    reasons = {name: _why_not(model, vllm_config, name, tensor) for name, tensor in live.items()}
+    missing = {name: reason for name, reason in reasons.items() if reason is not None}
+    wanted = {name: tensor for name, tensor in live.items() if name not in missing}
+    try:
+        filled = _fill(model, vllm_config, wanted, tensors)
+    except CheckpointUnusable as reason:
+        return {}, missing | dict.fromkeys(wanted, str(reason))
+    return filled, missing | {name: _NOT_FILLED for name in wanted if name not in filled}
 
 
 def _fill(

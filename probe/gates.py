@@ -93,6 +93,13 @@ def _wrap(cls: type[nn.Module], signature: Signature, form: Form, *, eager: bool
     cls.forward = forward
 
 
+def ungated(layer: nn.Module) -> Forward:
+    """The layer class's own `forward`, as it was before it got a gate; takes the layer first."""
+    forward: Forward = type(layer).forward
+    original: Forward = getattr(forward, "__wrapped__", forward)
+    return original if hasattr(forward, _OURS) else forward
+
+
 class Gates:
     """The alphas of the blocks that this rank holds."""
 

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..monitors.fingerprint.facts import ChunkRepair, Method, Rank
+from ..monitors.fingerprint.facts import ChunkRepair, Method
 from ..monitors.fingerprint.line import Line, Part, memory_of
 from ..monitors.fingerprint.parity import FileParity, MemoryParity, Parity
 from ..monitors.fingerprint.sealed import SealedWeights, Unrepairable
 from . import switches
 from .checkpoint import CheckpointUnusable
 from .fresh import fresh_tensors
+from .rank import this_rank
 from .reload import reload_module
 from .stack import Stack, UnsupportedModel
 from .weights import weights_of
@@ -41,7 +42,7 @@ def seal(model: nn.Module, stack: Stack, vllm_config: Any, device: torch.device)
     folder = switches.parity_folder()
     sealed = SealedWeights(
         line,
-        _rank(),
+        this_rank(),
         device=device,
         not_covered=weights.not_covered,
         replaced=weights.replaced,
@@ -67,17 +68,6 @@ def seal(model: nn.Module, stack: Stack, vllm_config: Any, device: torch.device)
 
 def _new_parity(folder: Path | None, chunk_bytes: int) -> Parity:
     return MemoryParity() if folder is None else FileParity(folder, chunk_bytes)
-
-
-def _rank() -> Rank:
-    from vllm.distributed.parallel_state import get_dp_group, get_pp_group, get_tp_group, get_world_group
-
-    return Rank(
-        rank=get_world_group().rank,
-        data=get_dp_group().rank_in_group,
-        pipeline=get_pp_group().rank_in_group,
-        tensor=get_tp_group().rank_in_group,
-    )
 
 
 class Repair:

@@ -79,6 +79,18 @@ def _packed(live: Mapping[str, Tensor], stem: str, mapping: Mapping[str, list[st
     return [], None
 
 
+def packed_rows(model: nn.Module, name: str) -> list[tuple[str, range]]:
+    """The projections that are packed in a parameter of this full name, and their rows of it on this rank."""
+    head, _, packed = name.removesuffix(".weight").rpartition(".")
+    mapping: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+    parts = mapping.get(packed, []) if name.endswith(".weight") else []
+    if not parts:
+        return []
+    module, parameter = model.get_submodule(f"{head}.{packed}"), model.get_parameter(name)
+    rows = {part: _rows(module, index, parameter) for index, part in enumerate(parts)}
+    return [(part, at) for part, at in rows.items() if at is not None]
+
+
 def _rows(module: Any, part: int, parameter: Tensor) -> range | None:
     """Rows of one part of a fused projection on this rank; None where it does not lie in rows."""
     sizes = [size // module.tp_size for size in module.output_sizes]

@@ -117,7 +117,7 @@ class LocalView:
         if gate == 0.0:
             return hidden
         args, kwargs = self._calls_at(tokens, hidden.shape[0])[index]
-        out = _stream(self.layers[index](hidden, *args, **kwargs))
+        out = stream_of(self.layers[index](hidden, *args, **kwargs))
         if gate == 1.0:
             return out
         base = hidden.float()
@@ -274,7 +274,7 @@ def make_plan(
     return AlphaScanPlan(alphas=alphas, tokens=tokens, scored_from=scored_from, tokens_per_step=tokens_per_step)
 
 
-def _stream(output: Any) -> Tensor:
+def stream_of(output: Any) -> Tensor:
     """A layer's output is the stream or a tuple that starts with it."""
     stream: Tensor = output[0] if isinstance(output, tuple) else output
     return stream

@@ -3,11 +3,14 @@
 from collections.abc import Generator
 from typing import Any
 
+from ..monitors.differential.facts import DifferentialPlan
+from ..monitors.differential.monitor import Differential
 from ..monitors.fingerprint.facts import COMPARE, RECORD, FingerprintPlan, Recorded
 from ..monitors.fingerprint.monitor import Fingerprint
 from ..monitors.fingerprint.sealed import SealedWeights
 from ..monitors.table import MONITORS
 from .armed import Armed
+from .checkpoint import CheckpointUnusable
 from .comparison import compare
 from .refused import Refused
 
@@ -35,6 +38,13 @@ def begin(armed: Armed, name: str, plan: dict[str, Any]) -> tuple[Steps, int]:
     order: Any = detector.plan_type.model_validate(plan)
     if isinstance(detector, Fingerprint):
         return detector.measure(armed.bytes(), order), detector.steps(order, armed.stack.num_blocks)
+    if isinstance(detector, Differential):
+        _check_differential(order, armed)
+        try:
+            dissection = armed.dissection(checkpoint=order.checkpoint)
+        except CheckpointUnusable as reason:
+            raise Refused(409, str(reason)) from None
+        return detector.measure(dissection, order), detector.steps(order, armed.stack.num_blocks)
     view = armed.view()
     total = detector.steps(order, view.num_blocks)
     _check_size(order, armed)
@@ -46,18 +56,29 @@ def _record(sealed: SealedWeights, plan: FingerprintPlan) -> Steps:
     return Recorded(ranks=[sealed.facts()], changed_chunks=changed)
 
 
-def _check_size(plan: Any, armed: Armed) -> None:
-    config = armed.vllm_config
-    limit = config.scheduler_config.max_num_batched_tokens
+def _check_differential(plan: DifferentialPlan, armed: Armed) -> None:
     longest = max(len(row) for row in plan.tokens)
-    if longest > config.model_config.max_model_len or longest * max(1, len(plan.alphas)) > limit:
-        raise Refused(
-            422,
-            f"A sequence of {longest} tokens at {len(plan.alphas)} alphas is more than this server takes at once "
-            f"({limit} tokens); use shorter sequences or fewer alphas.",
-        )
+    _check_tokens(plan.tokens, longest * len(plan.tokens), armed)
+
+
+def _check_size(plan: Any, armed: Armed) -> None:
+    longest = max(len(row) for row in plan.tokens)
+    _check_tokens(plan.tokens, longest * max(1, len(plan.alphas)), armed)
+    limit = armed.vllm_config.scheduler_config.max_num_batched_tokens
     if plan.tokens_per_step > limit:
         raise Refused(422, f"tokens_per_step is at most {limit} on this server.")
+
+
+def _check_tokens(tokens: list[list[int]], at_once: int, armed: Armed) -> None:
+    config = armed.vllm_config
+    limit = config.scheduler_config.max_num_batched_tokens
+    longest = max(len(row) for row in tokens)
+    if longest > config.model_config.max_model_len or at_once > limit:
+        raise Refused(
+            422,
+            f"A plan of sequences of {longest} tokens, {at_once} tokens at once, is more than this server takes "
+            f"({limit} tokens); use shorter sequences, or fewer of them or of the alphas.",
+        )
     vocabulary = config.model_config.get_vocab_size()
-    if any(not 0 <= token < vocabulary for row in plan.tokens for token in row):
+    if any(not 0 <= token < vocabulary for row in tokens for token in row):
         raise Refused(422, f"A token id lies outside the model's vocabulary of {vocabulary}.")

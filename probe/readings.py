@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from ..monitors.differential.facts import DifferentialReading
+from ..monitors.differential.monitor import Differential
 from ..monitors.fingerprint.facts import COMPARE, RECORD, CheckpointReading, FingerprintReading, Recorded
 from ..monitors.fingerprint.monitor import Fingerprint
 
@@ -21,4 +23,6 @@ def join(name: str, readings: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if name == RECORD:
         changed = sum(reading["changed_chunks"] for reading in readings)
         return Recorded.model_validate({"ranks": ranks, "changed_chunks": changed}).model_dump(mode="json")
+    if name == Differential.name:
+        return DifferentialReading.model_validate({**readings[0], "ranks": ranks}).model_dump(mode="json")
     return readings[0]

@@ -69,12 +69,7 @@ class LiveView:
 
     def block(self, index: int, hidden: Tensor, tokens: Tensor) -> Tensor:
         """See `ModelView.block`."""
-        calls = self._calls(tokens, hidden.shape[0] // tokens.shape[0])
-        args, kwargs = calls.arguments[index]
-        signature = self._signatures[index]
-        # The layer may overwrite its inputs: it gets its own.
-        stream = hidden.reshape(signature.get_hidden(args, kwargs).shape).clone()
-        args, kwargs = signature.replace(args, kwargs, stream, torch.zeros_like(stream))
+        args, kwargs = self._call(index, hidden, tokens)
         with private_context(self._vllm_config, tokens.shape[1], skip_compiled=True):
             out = self._stack.layers[index](*args, **kwargs)
         return self._forms[index].stream(out).reshape(hidden.shape)
@@ -136,6 +131,15 @@ class LiveView:
             intercepted(self._stack, hand_on),
         ):
             return run_model(self._model, tokens.repeat(repeat, 1))
+
+    def _call(self, index: int, hidden: Tensor, tokens: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """As the model calls the block, with this stream."""
+        calls = self._calls(tokens, hidden.shape[0] // tokens.shape[0])
+        args, kwargs = calls.arguments[index]
+        signature = self._signatures[index]
+        # The layer may overwrite its inputs: it gets its own.
+        stream = hidden.reshape(signature.get_hidden(args, kwargs).shape).clone()
+        return signature.replace(args, kwargs, stream, torch.zeros_like(stream))
 
     def _calls(self, tokens: Tensor, copies: int) -> _Calls:
         for calls in self._kept:

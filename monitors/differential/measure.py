@@ -15,6 +15,7 @@ from .facts import (
     Noise,
     Point,
     RankStates,
+    TensorDifference,
 )
 from .sketch import Sketcher, as_sketch
 from .view import DissectedView
@@ -150,7 +151,8 @@ class _Measurement:
         tensors, missing = self._view.clean(index)
         # Also where there is none: on every rank the same work, or those that share a layer wait for each other.
         right = self._view.dissect(index, fed, self.prefix, tensors)
-        found, comparisons = [], NOTHING
+        found: list[TensorDifference] = []
+        comparisons = NOTHING
         if not same_bits(live[STREAM], right[STREAM]):
             found, comparisons = descend(self._view, index, live, right, tensors)
         block = CleanBlock(
