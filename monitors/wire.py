@@ -16,8 +16,9 @@ Routes, all under `/flipwatch/v1` on the vLLM server, all with the probe's own b
     POST   /checkpoint/digests  FileOrder -> FileDigest
 
 A measurement is of a monitor of the table, or one of the procedures of `fingerprint`: `RECORD` takes a new baseline of
-the bytes and reads `Recorded`, `COMPARE` holds the bytes against the checkpoint and reads `CheckpointReading`.  All
-three plans are a `FingerprintPlan`.
+the bytes and reads `Recorded`, `COMPARE` holds the bytes against the checkpoint and reads `CheckpointReading`; both
+take a `FingerprintPlan`, as a sweep does.  `CORRECT` makes the checkpoint's values the baseline of tensors, takes a
+`CorrectionPlan` and reads `Corrected`.
 
 Errors are problem+json (`Problem`).  401 bad token; 403 fault injection is off; 404 no such block, measurement,
 fault or tensor; 409 another change is running, the gates have not passed their self-test, or a measurement is void

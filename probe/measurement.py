@@ -5,13 +5,14 @@ from typing import Any
 
 from ..monitors.differential.facts import DifferentialPlan
 from ..monitors.differential.monitor import Differential
-from ..monitors.fingerprint.facts import COMPARE, RECORD, FingerprintPlan, Recorded
+from ..monitors.fingerprint.facts import COMPARE, CORRECT, RECORD, CorrectionPlan, FingerprintPlan, Recorded
 from ..monitors.fingerprint.monitor import Fingerprint
 from ..monitors.fingerprint.sealed import SealedWeights
 from ..monitors.table import MONITORS
 from .armed import Armed
 from .checkpoint import CheckpointUnusable
 from .comparison import compare
+from .correction import correct
 from .refused import Refused
 
 Steps = Generator[None, None, Any]
@@ -32,6 +33,10 @@ def begin(armed: Armed, name: str, plan: dict[str, Any]) -> tuple[Steps, int]:
     if name == COMPARE:
         FingerprintPlan.model_validate(plan)
         return compare(armed), armed.stack.num_blocks + 1
+    if name == CORRECT:
+        wanted = CorrectionPlan.model_validate(plan)
+        _check_named(wanted, armed)
+        return correct(armed, wanted), len(wanted.tensors)
     if name not in MONITORS:
         raise Refused(404, f"There is no monitor {name!r}; known are {', '.join(sorted(MONITORS))}.")
     detector = MONITORS[name]()
@@ -54,6 +59,14 @@ def begin(armed: Armed, name: str, plan: dict[str, Any]) -> tuple[Steps, int]:
 def _record(sealed: SealedWeights, plan: FingerprintPlan) -> Steps:
     changed = yield from sealed.record(plan.steps)
     return Recorded(ranks=[sealed.facts()], changed_chunks=changed)
+
+
+def _check_named(plan: CorrectionPlan, armed: Armed) -> None:
+    """A rank does not know the tensors of blocks that others hold, so only what no rank can have is refused."""
+    known = {stretch.source.name for stretch in armed.bytes().line.stretches}
+    for name in plan.tensors:
+        if armed.stack.block_of(name) in (None, *armed.stack.layers) and name not in known:
+            raise Refused(404, f"There is no tensor {name!r}: give the full name, as a finding has it.")
 
 
 def _check_differential(plan: DifferentialPlan, armed: Armed) -> None:

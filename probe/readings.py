@@ -5,7 +5,15 @@ from typing import Any
 
 from ..monitors.differential.facts import DifferentialReading
 from ..monitors.differential.monitor import Differential
-from ..monitors.fingerprint.facts import COMPARE, RECORD, CheckpointReading, FingerprintReading, Recorded
+from ..monitors.fingerprint.facts import (
+    COMPARE,
+    CORRECT,
+    RECORD,
+    CheckpointReading,
+    Corrected,
+    FingerprintReading,
+    Recorded,
+)
 from ..monitors.fingerprint.monitor import Fingerprint
 
 
@@ -20,6 +28,8 @@ def join(name: str, readings: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return FingerprintReading.model_validate({"ranks": ranks}).model_dump(mode="json")
     if name == COMPARE:
         return CheckpointReading.model_validate({"ranks": ranks}).model_dump(mode="json")
+    if name == CORRECT:
+        return Corrected.model_validate({"ranks": ranks}).model_dump(mode="json")
     if name == RECORD:
         changed = sum(reading["changed_chunks"] for reading in readings)
         return Recorded.model_validate({"ranks": ranks, "changed_chunks": changed}).model_dump(mode="json")

@@ -13,6 +13,9 @@ RECORD = "fingerprint-record"
 COMPARE = "fingerprint-checkpoint"
 """A measurement that holds memory against the checkpoint; costs reading it, block by block."""
 
+CORRECT = "fingerprint-correct"
+"""A measurement that makes the checkpoint's values of some tensors their baseline; memory is not touched."""
+
 
 class Rank(Wire):
     """One worker process of a vLLM server."""
@@ -148,6 +151,29 @@ class Recorded(Wire):
     ranks: list[SealFacts]
     changed_chunks: int
     """Chunks, over all ranks, that differ from the baseline before."""
+
+
+class CorrectionPlan(Wire):
+    """Tensors whose values were wrong when the baseline was taken."""
+
+    tensors: list[str] = Field(min_length=1)
+    """Full names in the model, each once."""
+
+
+class RankCorrection(Wire):
+    """What became of them on one rank."""
+
+    seal: SealFacts
+    corrected: list[str]
+    """Tensors whose baseline was not what the checkpoint has, and is now."""
+    refused: list[str]
+    """A sentence for each that could not be corrected."""
+
+
+class Corrected(Wire):
+    """All ranks."""
+
+    ranks: list[RankCorrection]
 
 
 class Method(StrEnum):

@@ -236,6 +236,29 @@ class SealedWeights:
         if not self.is_intact(chunk):
             raise Unrepairable(f"Chunk {chunk} reads other bytes than were written: the memory itself is broken.")
 
+    def known_good(self, chunk: int) -> "Tensor":
+        """(length) uint8: the baseline's bytes of a chunk, from memory where they lie there, else from parity.
+
+        Raises `Unrepairable`.
+        """
+        return self.line.read(chunk) if self.is_intact(chunk) else self.rebuilt(chunk)
+
+    def correct(self, chunk: int, right: "Tensor") -> None:
+        """The baseline of a chunk was wrong: (length) uint8 are what it should be.  Memory is not touched.
+
+        Raises `Unrepairable` where the parity of its group cannot be told; nothing has changed then.
+        """
+        if self._parity is not None:
+            group = chunk % self.groups
+            block = self._zeros()
+            block[: right.numel()] = right
+            for other in self._members(group):
+                if other != chunk:
+                    block[: self.line.length(other)] ^= self.known_good(other)
+            self._parity.put(group, block.cpu())
+            self._parity_tags[group] = self._digest.of([block])
+        self._tags[chunk] = self._digest.of([right])
+
     def described(self, chunk: int) -> BadChunk:
         """A changed chunk, diagnosed where parity can tell what it was."""
         diagnoses: list[Diagnosis] = []

@@ -289,3 +289,52 @@ def test_packed_floats_get_a_baseline() -> None:
     assert swept(weights).suspicions == []
     tensor.view(torch.uint8)[7] ^= 1
     assert swept(weights).bad_chunks == 1
+
+
+@pytest.mark.parametrize("parity", ["memory", "file"])
+def test_a_baseline_that_was_wrong_is_corrected(parity: str, files: Files) -> None:
+    """Damage that is older than the baseline: corrected, it is seen, and parity gives the right bytes."""
+    sources = model()
+    right = snapshot(sources)
+    inject(SPECS[FaultKind.BURST], sources[2].tensor)
+    weights = sealed(sources, parity=MemoryParity if parity == "memory" else files)
+    damaged = snapshot(sources)
+    assert swept(weights).bad_chunks == 0
+    weights.correct(2, torch.frombuffer(bytearray(right[2]), dtype=torch.uint8))
+    assert snapshot(sources) == damaged, "correcting has changed something"
+    (bad,) = swept(weights).bad
+    assert (bad.chunk, bad.unrepairable, bad.diagnoses[0].tensor) == (2, None, "blocks.2.weight")
+    weights.put_right(2, weights.rebuilt(2))
+    assert snapshot(sources) == right
+    assert swept(weights).bad_chunks == 0
+
+
+def test_a_correction_beside_a_later_fault_keeps_both() -> None:
+    """The group has another chunk that has changed since: its baseline comes from parity, and both can be put right."""
+    sources = model()
+    right = snapshot(sources)
+    inject(SPECS[FaultKind.BURST], sources[1].tensor)
+    weights = sealed(sources)
+    groups = weights.groups
+    (other,) = [chunk for chunk in range(weights.line.num_chunks) if chunk != 1 and chunk % groups == 1 % groups][:1]
+    weights.line.write(other, weights.line.read(other) ^ 1)
+    weights.correct(1, torch.frombuffer(bytearray(right[1]), dtype=torch.uint8))
+    assert [bad.chunk for bad in swept(weights).bad] == [1, other]
+    weights.put_right(1, torch.frombuffer(bytearray(right[1]), dtype=torch.uint8))
+    weights.put_right(other, weights.rebuilt(other))
+    assert snapshot(sources) == right
+
+
+def test_a_correction_that_parity_does_not_allow_changes_nothing() -> None:
+    """Two chunks of the group have changed: their baseline is lost, so the new parity cannot be told."""
+    sources = model()
+    weights = sealed(sources)
+    groups = weights.groups
+    same = [chunk for chunk in range(weights.line.num_chunks) if chunk % groups == 1 % groups]
+    for chunk in same[1:3]:
+        weights.line.write(chunk, weights.line.read(chunk) ^ 1)
+    before = weights.line.read(1)
+    with pytest.raises(Unrepairable):
+        weights.correct(1, before ^ 1)
+    assert weights.is_intact(1)
+    assert swept(weights).bad_chunks == len(same[1:3])

@@ -1,0 +1,57 @@
+"""The checkpoint's values as the baseline of tensors that were wrong when it was taken.
+
+Nothing is written to the served weights: the next sweep sees that they differ from the corrected baseline, and a repair
+puts them right like any other damage, proved by digest.
+"""
+
+from collections.abc import Generator
+
+from torch import Tensor
+
+from ..monitors.fingerprint.facts import Corrected, CorrectionPlan, RankCorrection
+from ..monitors.fingerprint.line import memory_of
+from ..monitors.fingerprint.sealed import SealedWeights, Unrepairable
+from .armed import Armed
+from .checkpoint import CheckpointUnusable
+from .fresh import fresh_tensors
+
+
+def correct(armed: Armed, plan: CorrectionPlan) -> Generator[None, None, Corrected]:
+    """This rank's part of the tensors, those that it has; yields after each.
+
+    Raises:
+        UnsupportedModel: the bytes of this model have no baseline.
+    """
+    sealed = armed.bytes()
+    names = {stretch.source.name for stretch in sealed.line.stretches}
+    corrected, refused = [], []
+    for name in plan.tensors:
+        try:
+            if name in names:
+                fresh = fresh_tensors(armed.model, armed.vllm_config, armed.stack, [name])[name]
+                if _correct(sealed, name, fresh):
+                    corrected.append(name)
+        except (CheckpointUnusable, Unrepairable) as reason:
+            refused.append(f"{name}: {reason}")
+        yield
+    return Corrected(ranks=[RankCorrection(seal=sealed.facts(), corrected=corrected, refused=refused)])
+
+
+def _correct(sealed: SealedWeights, name: str, fresh: Tensor) -> bool:
+    """Whether the baseline was another."""
+    line = sealed.line
+    stretches = [stretch for stretch in line.stretches if stretch.source.name == name]
+    length = line.chunk_bytes
+    chunks = sorted({c for s in stretches for c in range(s.start // length, (s.stop - 1) // length + 1)})
+    changed = False
+    for chunk in chunks:
+        right = sealed.known_good(chunk)
+        for part in line.parts(chunk):
+            if part.stretch.source.name == name:
+                begin = part.stretch.offset + part.start
+                size = part.stop - part.start
+                right[part.at : part.at + size] = memory_of(fresh)[begin : begin + size]
+        if not sealed.fits(chunk, right):
+            sealed.correct(chunk, right)
+            changed = True
+    return changed
