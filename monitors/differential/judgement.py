@@ -1,8 +1,51 @@
-"""The judgement of a differential reading.  See `judge`."""
+"""The judgement of a differential reading: does every block compute what its reference does on the same input?
 
-from .facts import DifferentialReading
-from .finding import DifferentialFinding
+Rules, worst first:
+
+    failed      a block departs, run alone; a tensor is not the checkpoint's, be its block's output within the noise;
+                the stream in front of the blocks departs; the loss is not finite where the reference's is, and no
+                stream departs
+    degraded    as served, the stream departs behind a block though no block does alone; or the loss does behind streams
+                that do not
+    unknown     no rank or no block; a block or a stream that cannot be told; a tensor that the checkpoint has no value
+                for
+    ok          otherwise
+
+A skipped block is judged like any other, since alone it runs at alpha 1.  The streams and the loss as served are judged
+only where neither side is served with a block skipped or damped, and those behind a block only without a limit: a limit
+is for one block, and says nothing of what many of them add up to.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..finding import Action, Health, Place
+from .comparison import Comparison, together
+from .facts import NAME, STREAM, DifferentialPlan, DifferentialReading
+from .finding import BlockDivergence, DifferentialFinding, Effort
+from .locations import clean_blocks, locate
+from .pair import pairs_with_checkpoint, pairs_with_recording
 from .reference import Conditions, Recording, ReferenceKind
+from .sentences import (
+    block_reason,
+    counted,
+    distance,
+    doubted,
+    failing,
+    gated,
+    healthy,
+    losses,
+    source,
+    without_value,
+)
+from .walk import first_jump, walk
+
+LOSS_NATS = 0.1
+"""A mean loss that lies further than this from the reference's, behind equal streams, is damage behind the blocks.
+
+Rounding moves it by a few thousandths, half precision against single by a hundredth."""
+
+_DEFAULT_SIZE: int = DifferentialPlan.model_fields["size"].default
 
 
 def judge(
@@ -11,6 +54,7 @@ def judge(
     recording: Recording | None,
     conditions: Conditions,
     limit: float | None = None,
+    size: int = _DEFAULT_SIZE,
 ) -> DifferentialFinding:
     """Judge one reading.
 
@@ -20,5 +64,172 @@ def judge(
         recording: The states of that; None for the checkpoint, whose states are in `now`.
         conditions: Of `now`.
         limit: Largest relative L2 distance of a block that is allowed; None: what noise explains.
+        size: Of the sketches, where there is no recording, whose plan has it.
+
+    Raises:
+        ValueError: a recorded or peer reference without a recording; a sketch that cannot be decoded.
     """
-    raise NotImplementedError
+    if recording is None and kind is not ReferenceKind.CHECKPOINT:
+        raise ValueError(f"A reference that is {kind.value} needs a recording.")
+    gates = now.gates
+    pairs = pairs_with_checkpoint(now, size) if recording is None else pairs_with_recording(now, conditions, recording)
+    alone = [together(pair.compare(block, STREAM, limit) for pair in pairs) for block in range(len(gates))]
+    streams = [] if recording is None else walk(pairs, len(gates), limit)
+    whole = all(gate == 1 for gate in [*gates, *([] if recording is None else recording.reading.gates)])
+    blocks = [_block(block, gates[block], alone[block], streams) for block in range(len(gates))]
+    cleans = clean_blocks(now)
+    found = [locate(now, pairs, block, bool(alone[block].departs)) for block in range(len(gates))]
+    places = [
+        Place(block=block.block, reason=f"block {block.block}: {block.reason}; {counted(there.locations)}")
+        for block, there in zip(blocks, found, strict=True)
+        if there.locations
+    ]
+    nats, reference_nats = _mean(now), None if recording is None else _mean(recording.reading)
+    missing = tuple(dict.fromkeys(sentence for clean in cleans for sentence in clean.not_comparable))
+    reference = source(kind, None if recording is None else recording.recorded_at)
+    signs = _Signs()
+    if now.ranks and gates:
+        signs.of_blocks(blocks, places, reference)
+        signs.of_streams(streams, judged=whole and limit is None)
+        if whole and limit is None and recording is not None:
+            signs.of_loss(nats, reference_nats)
+        if missing:
+            signs.doubts.append(without_value(missing))
+    else:
+        what = "the model has no blocks" if now.ranks else "no rank answered"
+        signs.doubts.append(f"{what}: nothing was compared")
+    jump = first_jump(streams) if whole and streams else None
+    told = [*signs.all, *([] if signs.any else [healthy(blocks, reference)])]
+    told += [f"the walk jumps first at block {jump}"] if jump is not None else []
+    told += _notes(gates, recording, nats, reference_nats, any(rank.nats for rank in now.ranks))
+    reason = "; ".join(told)
+    locations = tuple(location for there in found for location in there.locations)
+    return DifferentialFinding(
+        monitor=NAME,
+        health=signs.health,
+        reason=reason[0].upper() + reason[1:],
+        places=tuple(places),
+        action=_action(signs.health, repairable=any(location.tensor is not None for location in locations)),
+        reference=kind,
+        recorded_at=None if recording is None else recording.recorded_at,
+        blocks=tuple(blocks),
+        first_jump=jump,
+        locations=locations,
+        effort=Effort(
+            blocks=sum(comparison.divergence is not None for comparison in alone),
+            sublayers=sum(there.sublayers for there in found),
+            digests=sum(clean.comparisons.digests for clean in cleans),
+            tensors=sum(clean.comparisons.tensors for clean in cleans),
+            brute_force=sum(clean.comparable for clean in cleans),
+        ),
+        nats=nats,
+        reference_nats=reference_nats,
+        not_comparable=missing,
+    )
+
+
+@dataclass
+class _Signs:
+    """What speaks for each health, in sentences."""
+
+    failures: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+
+    @property
+    def all(self) -> list[str]:
+        return [*self.failures, *self.warnings, *self.doubts]
+
+    @property
+    def any(self) -> bool:
+        return bool(self.all)
+
+    @property
+    def health(self) -> Health:
+        if self.failures:
+            return Health.FAILED
+        if self.warnings:
+            return Health.DEGRADED
+        return Health.UNKNOWN if self.doubts else Health.OK
+
+    def of_blocks(self, blocks: Sequence[BlockDivergence], places: Sequence[Place], reference: str) -> None:
+        """Each block alone."""
+        departing = {block.block for block in blocks if block.departs}
+        if departing:
+            reasons = [place.reason for place in places if place.block in departing]
+            self.failures.append(failing(reasons, len(blocks), reference))
+        self.failures += [place.reason for place in places if place.block not in departing]
+        unknown = [block for block in blocks if block.departs is None]
+        if unknown:
+            self.doubts.append(doubted(unknown))
+
+    def of_streams(self, streams: Sequence[Comparison], *, judged: bool) -> None:
+        """The walk: what is in front of the blocks always, no gate being there; the rest where it is `judged`."""
+        if streams and streams[0].departs:
+            damage = "the damage lies in front of them, in the embedding"
+            self.failures.append(f"the stream in front of the blocks departs, {distance(streams[0])}: {damage}")
+        for at, stream in enumerate(streams):
+            if stream.departs is None and (judged or at == 0):
+                where = f"behind block {at - 1}" if at else "in front of the blocks"
+                self.doubts.append(f"the stream {where}, as served: {distance(stream)}")
+                break
+        departing = [at for at, stream in enumerate(streams) if stream.departs and at]
+        if judged and departing and not self.failures:
+            why = "something that the short inputs of the blocks do not reach, such as an expert"
+            where = f"behind block {departing[0] - 1}, {distance(streams[departing[0]])}"
+            self.warnings.append(f"no block departs alone, but as served the stream does {where}: {why}")
+
+    def of_loss(self, nats: float | None, reference_nats: float | None) -> None:
+        """Behind streams that do not depart."""
+        if self.failures or self.warnings or reference_nats is None:
+            return
+        damage = "the streams are right, and the loss is not: the damage lies behind the blocks"
+        if nats is None:
+            self.failures.append(damage)
+        elif abs(nats - reference_nats) > LOSS_NATS:
+            self.warnings.append(damage)
+
+
+def _block(block: int, gate: float, alone: Comparison, streams: Sequence[Comparison]) -> BlockDivergence:
+    behind = streams[block + 1] if streams else None
+    return BlockDivergence(
+        block=block,
+        gate=gate,
+        l2=alone.l2,
+        cosine=alone.cosine,
+        allowed=alone.allowed,
+        departs=alone.departs,
+        walk_l2=None if behind is None else behind.l2,
+        walk_cosine=None if behind is None else behind.cosine,
+        reason=block_reason(alone, gate),
+    )
+
+
+def _mean(reading: DifferentialReading) -> float | None:
+    """Mean loss of the sequences, of the first rank that has logits; None where one of them is not finite."""
+    nats = next((rank.nats for rank in reading.ranks if any(loss is not None for loss in rank.nats)), [])
+    finite = [loss for loss in nats if loss is not None]
+    return sum(finite) / len(finite) if finite and len(finite) == len(nats) else None
+
+
+def _notes(
+    gates: Sequence[float],
+    recording: Recording | None,
+    nats: float | None,
+    reference_nats: float | None,
+    measured: bool,
+) -> list[str]:
+    """Losses, and gates."""
+    notes = [losses(nats, reference_nats)] if measured and recording is not None else []
+    unjudged = "" if recording is None else ", so that the walk behind them is not judged"
+    if any(gate != 1 for gate in gates):
+        notes.append(f"served with {gated(gates)}{unjudged}")
+    if recording is not None and any(gate != 1 for gate in recording.reading.gates):
+        notes.append(f"recorded with {gated(recording.reading.gates)}{unjudged}")
+    return notes
+
+
+def _action(health: Health, *, repairable: bool) -> Action:
+    if health is Health.OK:
+        return Action.NONE
+    return Action.REPAIR if repairable else Action.INVESTIGATE

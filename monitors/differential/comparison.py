@@ -1,0 +1,91 @@
+"""One activation held against its reference: the distance, what noise explains of it, and whether it departs."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .divergence import Divergence, Unknown, diverge
+from .facts import Noise, Sketch
+
+REPEATED_FACTOR = 4.0
+"""How many times the noise of repetition is allowed, where equal weights give equal bits but for repetition.
+
+The noise is the largest of few repetitions and so lies below what many would show, and a distance is known from its
+sketch with an error of a fifth: four times covers both, and a repetition that gives equal bits allows nothing."""
+
+ROUNDING_FACTOR = 8.0
+"""How many times the noise of rounding is allowed, where other kernels, types or parallel sizes computed.
+
+The noise has one rounding, at the input of the block; other kernels round otherwise in each operation inside."""
+
+NOT_MEASURED = "it was not measured"
+NO_NOISE = "no noise is known"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What came of holding one activation against its reference."""
+
+    divergence: Divergence | None
+    """None: they could not be compared."""
+    allowed: float | None
+    """Relative L2 distance that is allowed; None: not known."""
+    departs: bool | None
+    """None: it cannot be told, and `why` says why."""
+    why: str = ""
+
+    @property
+    def l2(self) -> float | None:
+        """Relative L2 distance; None where it is not finite or not known."""
+        return self.divergence.l2 if self.divergence is not None and self.divergence.finite else None
+
+    @property
+    def cosine(self) -> float | None:
+        """1 - cosine similarity; None where it is not finite or not known."""
+        return self.divergence.cosine if self.divergence is not None and self.divergence.finite else None
+
+
+def allowance(noise: Noise | None, same: bool) -> float | None:
+    """The relative L2 distance that noise explains; None where it is not known.
+
+    With `same`, both sides were computed by the same kernels.
+    """
+    if noise is None or not _known(noise.repeated):
+        return None
+    if same:
+        return REPEATED_FACTOR * (noise.repeated or 0.0)
+    if not _known(noise.rounding):
+        return None
+    return ROUNDING_FACTOR * max(noise.repeated or 0.0, noise.rounding or 0.0)
+
+
+def compare(live: Sketch | None, reference: Sketch | None, allowed: float | None, size: int) -> Comparison:
+    """Hold `live` against `reference`; what is not finite where the reference is departs without any noise known.
+
+    Raises:
+        ValueError: a sketch cannot be decoded.
+    """
+    if live is None or reference is None:
+        return Comparison(None, allowed, None, NOT_MEASURED)
+    divergence = diverge(live, reference, size)
+    if isinstance(divergence, Unknown):
+        return Comparison(None, allowed, None, divergence.value)
+    if not divergence.finite:
+        return Comparison(divergence, allowed, True)
+    if allowed is None:
+        return Comparison(divergence, None, None, NO_NOISE)
+    return Comparison(divergence, allowed, divergence.l2 > allowed)
+
+
+def together(ranks: Iterable[Comparison]) -> Comparison:
+    """That of all ranks which decides: one that departs before one that cannot be told, then the largest distance."""
+    return max(ranks, key=_weight, default=Comparison(None, None, None, NOT_MEASURED))
+
+
+def _weight(comparison: Comparison) -> tuple[int, float]:
+    order = {True: 2, None: 1, False: 0}
+    return order[comparison.departs], -1.0 if comparison.divergence is None else comparison.divergence.l2
+
+
+def _known(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
