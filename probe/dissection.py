@@ -79,9 +79,11 @@ class LiveDissection(LiveView):
             raise ValueError("the checkpoint was not looked for")
         found, missing = fresh_block(self._model, self._vllm_config, self._stack, index, self._checkpoint)
         start = f"{self.path(index)}."
+        # Buffers that no checkpoint holds, such as scales of the KV cache, are no weights that it fails to have.
+        weights = {start + name for name, _ in self._stack.layers[index].named_parameters(remove_duplicate=False)}
         return CleanTensors(
             {name.removeprefix(start): tensor.to(self._device) for name, tensor in found.items()},
-            [f"{name}: {reason}" for name, reason in missing.items()],
+            [f"{name}: {reason}" for name, reason in missing.items() if name in weights],
         )
 
     def parts(self, index: int, tensor: str) -> list[tuple[str, range]]:
