@@ -1,7 +1,10 @@
 """What a worker can be asked to measure: the monitors, and procedures on the bytes of the weights."""
 
+from base64 import b64decode
 from collections.abc import Generator
 from typing import Any
+
+import torch
 
 from ..monitors.differential.facts import DifferentialPlan
 from ..monitors.differential.monitor import Differential
@@ -72,6 +75,17 @@ def _check_named(plan: CorrectionPlan, armed: Armed) -> None:
 def _check_differential(plan: DifferentialPlan, armed: Armed) -> None:
     longest = max(len(row) for row in plan.tokens)
     _check_tokens(plan.tokens, longest * len(plan.tokens), armed)
+    if plan.inputs is None or plan.inputs_dtype is None:
+        return
+    width = getattr(torch, plan.inputs_dtype).itemsize * armed.vllm_config.model_config.get_hidden_size()
+    wanted = min(plan.prefix, len(plan.tokens[0])) * width
+    for block, text in enumerate(plan.inputs):
+        try:
+            size = len(b64decode(text, validate=True))
+        except ValueError:
+            raise Refused(422, f"The input of block {block} is not base64.") from None
+        if size != wanted:
+            raise Refused(422, f"The input of block {block} has {size} bytes, and this model takes {wanted}.")
 
 
 def _check_size(plan: Any, armed: Armed) -> None:

@@ -1,5 +1,7 @@
 """What is measured of a model's states: JSON that crosses from the probe to the sidecar, and that a recording keeps."""
 
+from typing import Literal
+
 from pydantic import Field, model_validator
 
 from ..fingerprint.diagnosis import Diagnosis
@@ -137,8 +139,8 @@ class DifferentialPlan(Wire):
     """K, numbers in a row of a sketch."""
     inputs: list[str] | None = None
     """What to feed each block, as an earlier reading recorded it."""
-    inputs_dtype: str | None = None
-    """Type of the values in `inputs`, e.g. `bfloat16`."""
+    inputs_dtype: Literal["float16", "bfloat16", "float32", "float64"] | None = None
+    """Type of the values in `inputs`."""
     checkpoint: bool = False
     """Run each block with the checkpoint's tensors too.  Each is fed what the clean block in front of it handed on."""
     noise: bool = False

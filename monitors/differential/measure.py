@@ -27,7 +27,13 @@ Activations = Mapping[str, "Tensor"]
 
 
 def steps(plan: DifferentialPlan, num_blocks: int) -> int:
-    """Units of work: each yields once."""
+    """Units of work: each yields once.
+
+    Raises:
+        ValueError: the inputs are of a model with another number of blocks.
+    """
+    if plan.inputs is not None and len(plan.inputs) != num_blocks:
+        raise ValueError(f"there are inputs for {len(plan.inputs)} blocks, and the model has {num_blocks}")
     walks = (1 + plan.noise) * (num_blocks + 1) if plan.walks else 0
     return walks + num_blocks
 
@@ -44,7 +50,7 @@ def measure(view: DissectedView, plan: DifferentialPlan) -> Generator[None, None
     isolated: list[BlockStates] = []
     clean: list[CleanBlock] = []
     stream = view.embed(measurement.prefix)
-    inputs = walk.inputs if plan.inputs is None else _decoded(plan, view.num_blocks, stream)
+    inputs = walk.inputs if plan.inputs is None else _decoded(plan, stream)
     for index in range(view.num_blocks):
         fed = stream if plan.checkpoint else inputs[index]
         live = view.dissect(index, fed, measurement.prefix)
@@ -210,17 +216,13 @@ def _encoded(hidden: "Tensor") -> str:
     return base64.b64encode(hidden.contiguous().cpu().view(torch.uint8).numpy().tobytes()).decode()
 
 
-def _decoded(plan: DifferentialPlan, num_blocks: int, like: "Tensor") -> "list[Tensor]":
+def _decoded(plan: DifferentialPlan, like: "Tensor") -> "list[Tensor]":
     """What the plan feeds each block, in the model's type."""
     import torch
 
-    texts, kind = plan.inputs or [], getattr(torch, plan.inputs_dtype or "", None)
-    if len(texts) != num_blocks:
-        raise ValueError(f"there are inputs for {len(texts)} blocks, and the model has {num_blocks}")
-    if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
-        raise ValueError(f"inputs_dtype {plan.inputs_dtype!r} is no type of floating-point values")
+    kind: torch.dtype = getattr(torch, plan.inputs_dtype or "")
     fed = []
-    for index, text in enumerate(texts):
+    for index, text in enumerate(plan.inputs or []):
         data = base64.b64decode(text, validate=True)
         if len(data) != like.numel() * kind.itemsize:
             raise ValueError(f"the input of block {index} has {len(data)} bytes, not {like.numel() * kind.itemsize}")

@@ -123,7 +123,8 @@ async def test_second_change_is_refused_while_one_runs(healthy: VllmServer) -> N
 async def _ask_and_leave(request: httpx.Request) -> None:
     """Send a whole request and hang up before its answer, however fast that comes."""
     _, writer = await asyncio.open_connection(request.url.host, request.url.port)
-    lines = [f"PUT {request.url.raw_path.decode()} HTTP/1.1", *(f"{name}: {value}" for name, value in request.headers.items())]
+    headers = [f"{name}: {value}" for name, value in request.headers.items()]
+    lines = [f"PUT {request.url.raw_path.decode()} HTTP/1.1", *headers]
     writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + request.read())
     await writer.drain()
     writer.close()
