@@ -175,15 +175,21 @@ class _Signs:
                 break
         departing = [at for at, stream in enumerate(streams) if stream.departs and at]
         if judged and departing and not self.failures:
-            why = "something that the short inputs of the blocks do not reach, such as an expert"
             where = f"behind block {departing[0] - 1}, {distance(streams[departing[0]])}"
+            # A block that cannot be told may be the cause.
+            if self.doubts:
+                self.warnings.append(f"as served the stream departs {where}")
+                return
+            why = "something that the short inputs of the blocks do not reach, such as an expert"
             self.warnings.append(f"no block departs alone, but as served the stream does {where}: {why}")
 
     def of_loss(self, nats: float | None, reference_nats: float | None) -> None:
-        """Behind streams that do not depart."""
+        """Behind streams that do not depart, as far as can be told."""
         if self.failures or self.warnings or reference_nats is None:
             return
         damage = "the streams are right, and the loss is not: the damage lies behind the blocks"
+        if self.doubts:
+            damage = "the loss is not that of the reference"
         if nats is None:
             self.failures.append(damage)
         elif abs(nats - reference_nats) > LOSS_NATS:
