@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from flipwatch.monitors.finding import Health
+
 from ..vllm_server import VllmServer
 from .reference import Reference, largest_difference
+from .states import against_checkpoint, against_recording, recorded
 from .tiny import make
 
 pytestmark = pytest.mark.vllm
@@ -96,6 +99,18 @@ def test_compiled_scan(compiled: VllmServer, prompts: list[str]) -> None:
     tokens = compiled.tokens(prompts[3])
     served = compiled.prompt_logprobs(tokens)
     assert compiled.measure([tokens])["base_nats"][0] == pytest.approx(-sum(served) / len(served), abs=1e-3)
+
+
+def test_compiled_blocks_alone(compiled: VllmServer, prompts: list[str]) -> None:
+    """The blocks of a compiled server are run alone and named, and what the compiled code serves stays as it was."""
+    before = compiled.outputs(prompts)
+    recording = recorded(compiled)
+    assert {against_recording(compiled, recording).health, against_checkpoint(compiled).health} == {Health.OK}
+    fault = compiled.inject(block=1, tensor="self_attn.o_proj", kind="burst")
+    for finding in (against_recording(compiled, recording), against_checkpoint(compiled)):
+        assert [(spot.block, spot.module) for spot in finding.locations] == [(1, "self_attn.o_proj")]
+    compiled.heal(fault)
+    assert compiled.outputs(prompts) == before
 
 
 @pytest.fixture(scope="module")

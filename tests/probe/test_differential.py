@@ -6,55 +6,14 @@ from typing import Any
 
 import pytest
 
-from flipwatch.monitors.differential.facts import DifferentialPlan, DifferentialReading
 from flipwatch.monitors.differential.finding import DifferentialFinding
-from flipwatch.monitors.differential.judgement import judge
-from flipwatch.monitors.differential.reference import Conditions, Recording, ReferenceKind
+from flipwatch.monitors.differential.reference import Recording
 from flipwatch.monitors.finding import Action, Health
 
 from ..vllm_server import VllmServer
+from .states import against_checkpoint, against_recording, recorded
 
 pytestmark = pytest.mark.vllm
-
-TEXTS = ["The quick brown fox jumps over the lazy dog and runs away from the old grey wolf.", "Water boils at"]
-
-
-def conditions(server: VllmServer) -> Conditions:
-    """As the sidecar would have them."""
-    facts = server.facts()
-    return Conditions(
-        model=facts["model"],
-        model_digest=facts["model_digest"],
-        architecture=facts["architecture"],
-        num_blocks=facts["num_blocks"],
-        dtype=facts["dtype"],
-        engine=f"vllm {facts['vllm_version']} {facts['mode']}",
-        torch_version=facts["torch_version"],
-        tensor_parallel_size=facts["tensor_parallel_size"],
-        flipwatch_version=facts["flipwatch_version"],
-    )
-
-
-def measured(server: VllmServer, plan: DifferentialPlan) -> DifferentialReading:
-    """The reading, as it comes over HTTP."""
-    return DifferentialReading.model_validate(server.reading("differential", plan.model_dump(mode="json")))
-
-
-def recorded(server: VllmServer) -> Recording:
-    """States of now."""
-    plan = DifferentialPlan(tokens=[server.tokens(text) for text in TEXTS], noise=True)
-    return Recording(recorded_at=1.0, conditions=conditions(server), plan=plan, reading=measured(server, plan))
-
-
-def against_recording(server: VllmServer, recording: Recording) -> DifferentialFinding:
-    """The finding of now."""
-    return judge(measured(server, recording.replay()), ReferenceKind.RECORDED, recording, conditions(server))
-
-
-def against_checkpoint(server: VllmServer) -> DifferentialFinding:
-    """The finding of now."""
-    plan = DifferentialPlan(tokens=[server.tokens(TEXTS[0])], checkpoint=True, noise=True)
-    return judge(measured(server, plan), ReferenceKind.CHECKPOINT, None, conditions(server))
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from flipwatch.monitors.differential.facts import DifferentialPlan
+from flipwatch.monitors.differential.monitor import Differential
+from flipwatch.monitors.differential.reference import Recording
+from flipwatch.monitors.finding import Health
+from flipwatch.probe.local import run_measurement
+from flipwatch.probe.local_dissection import LocalDissection
+
 from ..vllm_server import VllmServer
 from .reference import Reference, largest_difference
+from .states import against_checkpoint, against_recording, conditions, recorded
 from .tiny import make
 
 pytestmark = pytest.mark.vllm
@@ -137,6 +145,39 @@ def test_a_flip_on_one_rank_is_named_and_repaired_there(two_ranks: VllmServer, s
     assert two_ranks.outputs([TEXT]) == before
 
 
+def test_a_block_on_two_ranks_against_its_references(two_ranks: VllmServer, switch: Path) -> None:
+    """Each rank's shards against its own: a flip on one rank is named with block, tensor and element there."""
+    recording = recorded(two_ranks)
+    assert {against_recording(two_ranks, recording).health, against_checkpoint(two_ranks).health} == {Health.OK}
+    Path(f"{switch}-flip").touch()
+    two_ranks.facts()
+    by_states, by_checkpoint = against_recording(two_ranks, recording), against_checkpoint(two_ranks)
+    assert [place.block for place in by_states.places] == [place.block for place in by_checkpoint.places] == [2]
+    assert [(spot.sublayer, spot.module) for spot in by_states.locations] == [("mlp", "mlp.down_proj")]
+    (spot,) = by_checkpoint.locations
+    assert spot.tensor == "model.layers.2.mlp.down_proj.weight"
+    assert spot.diagnosis is not None
+    assert spot.diagnosis.changes[0].bits == [30]
+    two_ranks.repair([(rank["rank"]["rank"], bad["chunk"]) for rank in two_ranks.sweep() for bad in rank["bad"]])
+    assert against_checkpoint(two_ranks).health is Health.OK
+
+
+def test_states_of_another_engine_are_within_rounding(two_ranks: VllmServer, folder: Path) -> None:
+    """Recorded by Hugging Face's kernels on one rank: two ranks of vLLM are no fault, and a fault is one."""
+    tokens = [two_ranks.tokens(TEXT)]
+    here = conditions(two_ranks)
+    plan = DifferentialPlan(tokens=tokens, noise=True)
+    reading = run_measurement(LocalDissection.load(folder), Differential(), plan)
+    there = here.model_copy(update={"engine": "transformers", "tensor_parallel_size": 1})
+    recording = Recording(recorded_at=1.0, conditions=there, plan=plan, reading=reading)
+    healthy = against_recording(two_ranks, recording)
+    assert healthy.health is Health.OK, healthy.reason
+    assert all(block.l2 != 0.0 for block in healthy.blocks), "the kernels are the same: this shows nothing"
+    fault = two_ranks.inject(block=4, tensor="mlp.gate_up_proj", kind="burst")
+    assert [place.block for place in against_recording(two_ranks, recording).places] == [4]
+    two_ranks.heal(fault)
+
+
 def test_a_checkpoint_that_moved_away(two_ranks: VllmServer, folder: Path) -> None:
     """Two bad chunks of one group on each rank need it: without it nothing is written; once it is back all is well."""
     before = two_ranks.outputs([TEXT])
@@ -153,6 +194,9 @@ def test_a_checkpoint_that_moved_away(two_ranks: VllmServer, folder: Path) -> No
         assert all("of the same group" in chunk["reason"] for chunk in chunks)
         assert all("neither a folder" in chunk["reason"] for chunk in chunks)
         assert two_ranks.outputs([TEXT]) == damaged
+        order = {"monitor": "differential", "plan": {"tokens": [[1, 2]], "checkpoint": True}}
+        reply = two_ranks.probe.post("/measurements", json=order)
+        assert (reply.status_code, "neither a folder" in reply.json()["detail"]) == (409, True)
     finally:
         away.rename(folder)
     chunks = two_ranks.repair(bad)["chunks"]
