@@ -58,8 +58,8 @@ def test_the_two_measures_take_their_own_largest_row() -> None:
 
 def test_a_cosine_is_never_negative() -> None:
     """Rows of one direction have a cosine of 1, which rounding may exceed."""
-    for scale in (1.1, 3.0, 7.7, 1e-5):
-        found = far(((0.1 * scale, 0.7 * scale),), ((0.1, 0.7),))
+    for scale in (1.1, 3.0, 7.0, 1e-5):
+        found = far(((0.8 * scale, 0.8 * scale),), ((0.8, 0.8),))
         assert isinstance(found, Divergence)
         assert 0 <= found.cosine < 1e-15
 
@@ -96,9 +96,10 @@ def test_no_finite_reference_cannot_be_told() -> None:
 
 
 def test_zero_rows() -> None:
-    """From zeros any other row is infinitely far; zeros themselves lie at 1 from any row."""
+    """From zeros, or next to them, any other row is infinitely far; zeros themselves lie at 1 from any row."""
     assert far(((0.0, 1e-9),), ((0.0, 0.0),)) == Divergence(math.inf, math.inf)
     assert far(((0.0, 0.0),), ((3.0, 4.0),)) == Divergence(1.0, 1.0)
+    assert far(((1e200, 0.0),), ((1e-200, 0.0),)) == Divergence(math.inf, math.inf)
 
 
 def test_another_shape_is_not_compared() -> None:

@@ -151,6 +151,7 @@ def test_three_faults_in_one_pass() -> None:
     assert finding.reason.startswith("3 of 6 blocks do not compute what was recorded at 2026-09-21 14:13:20 UTC: ")
     assert all(place.reason in finding.reason for place in finding.places)
     assert "the loss is not finite, and was 3.000 nats" in finding.reason
+    assert "behind the blocks" not in finding.reason
     assert (finding.first_jump, finding.nats) == (0, None)
 
 
@@ -186,6 +187,8 @@ def test_a_child_that_departs_without_a_module_inside() -> None:
     finding = held(reading(states({2: from_module("self_attn", moved(0.2)) | {"mlp": moved(0.2)}})))
     assert where(finding) == [(2, "self_attn", "self_attn")]
     assert finding.locations[0].sentence == "it begins at self_attn"
+    # Two children, and the two projections inside the second.
+    assert finding.locations[0].comparisons == BLOCKS + 4
 
 
 def test_a_child_has_its_own_noise() -> None:
@@ -201,6 +204,7 @@ def test_a_limit_is_for_blocks() -> None:
     fine = held(now, limit=0.31)
     assert (fine.health, fine.blocks[3].allowed, fine.blocks[3].departs) == (Health.OK, 0.31, False)
     assert fine.first_jump == 3
+    assert held(reading(states(walk={at: moved(0.2) for at in range(4, 7)})), limit=0.31).first_jump == 3
     assert fine.blocks[3].walk_l2 == pytest.approx(0.9)
     failed = held(now, limit=0.29)
     assert failed.health is Health.FAILED

@@ -62,6 +62,7 @@ def test_the_jump_stands_in_the_finding() -> None:
     finding = held(reading(states({3: from_module("mlp", moved(0.2))}, walk=from_block(3, moved(0.2)))))
     assert (finding.health, finding.first_jump) == (Health.FAILED, 3)
     assert "the walk jumps first at block 3" in finding.reason
+    assert "as served the stream" not in finding.reason
     assert [round(block.walk_l2 or 0, 6) for block in finding.blocks] == [0, 0, 0, 0.2, 0.2, 0.2]
     assert finding.blocks[3].walk_cosine == 0
 
@@ -94,10 +95,12 @@ def test_a_walk_within_its_noise_is_ok() -> None:
 
 
 def test_a_walk_that_cannot_be_told_is_unknown() -> None:
-    """Without its noise, or with a place missing, the streams are not known to be right."""
+    """Without its noise (in front of the blocks under gates, too), or with a place missing, it is not ok."""
     noiseless = held(reading(states()), recording(states(noise=QUIET)))
     assert noiseless.health is Health.UNKNOWN
     assert "The stream in front of the blocks, as served: it cannot be told: " in noiseless.reason
+    skipped = held(reading(states(), gates={2: 0.0}), recording(states(noise=QUIET)))
+    assert skipped.health is Health.UNKNOWN
     now = states().model_copy(update={"walk": states().walk[:-1]})
     short = held(reading(now))
     assert short.health is Health.UNKNOWN
