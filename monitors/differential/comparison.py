@@ -45,10 +45,27 @@ class Comparison:
         return self.divergence.cosine if self.divergence is not None and self.divergence.finite else None
 
 
-def allowance(noise: Noise | None, same: bool) -> float | None:
+_UNITS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""Relative size of a unit in the last place."""
+
+
+def coarseness(live: str, reference: str) -> float:
+    """How many times a unit in the last place is larger in the live type than in the reference's; at least 1.
+
+    Where a type is not known, they are taken as equally fine.
+    """
+    if live not in _UNITS or reference not in _UNITS:
+        return 1.0
+    return max(1.0, _UNITS[live] / _UNITS[reference])
+
+
+def allowance(noise: Noise | None, same: bool, coarser: float = 1.0) -> float | None:
     """The relative L2 distance that noise explains; None where it is not known.
 
-    With `same`, both sides were computed by the same kernels.
+    Args:
+        noise: As measured.
+        same: Both sides were computed by the same kernels.
+        coarser: See `coarseness`.  To first order, rounding grows with the unit in the last place.
     """
     if noise is None or not _known(noise.repeated):
         return None
@@ -56,7 +73,7 @@ def allowance(noise: Noise | None, same: bool) -> float | None:
         return REPEATED_FACTOR * (noise.repeated or 0.0)
     if not _known(noise.rounding):
         return None
-    return ROUNDING_FACTOR * max(noise.repeated or 0.0, noise.rounding or 0.0)
+    return ROUNDING_FACTOR * max(noise.repeated or 0.0, coarser * (noise.rounding or 0.0))
 
 
 def compare(live: Sketch | None, reference: Sketch | None, allowed: float | None, size: int) -> Comparison:

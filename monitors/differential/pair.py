@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .comparison import Comparison, allowance, compare
+from .comparison import Comparison, allowance, coarseness, compare
 from .facts import STREAM, DifferentialReading, Noise, Point, RankStates, Sketch
 from .reference import Conditions, Recording, same_numerics
 
@@ -23,6 +23,8 @@ class Pair:
     walk_noise: list[Noise]
     same: bool
     """Both sides were computed by the same kernels."""
+    coarser: float
+    """How much larger a unit in the last place is than on the side whose noise was measured."""
     size: int
     """K, numbers in a row of a sketch."""
 
@@ -33,7 +35,7 @@ class Pair:
     def compare(self, block: int, module: str, limit: float | None = None) -> Comparison:
         """What one module of a block handed on; `limit` takes the place of what noise explains."""
         live, reference, noisy = (side.get(block, {}).get(module) for side in (self.live, self.reference, self.noisy))
-        noise = allowance(None if noisy is None else noisy.noise, self.same)
+        noise = allowance(None if noisy is None else noisy.noise, self.same, self.coarser)
         return compare(
             None if live is None else live.sketch,
             None if reference is None else reference.sketch,
@@ -44,7 +46,7 @@ class Pair:
     def compare_walk(self, at: int, limit: float | None = None) -> Comparison:
         """The stream as served: 0 in front of the blocks, then behind each."""
         live, reference = (side[at] if at < len(side) else None for side in (self.walk, self.reference_walk))
-        noise = allowance(self.walk_noise[at] if at < len(self.walk_noise) else None, self.same)
+        noise = allowance(self.walk_noise[at] if at < len(self.walk_noise) else None, self.same, self.coarser)
         return compare(live, reference, noise if limit is None else limit, self.size)
 
 
@@ -63,6 +65,7 @@ def pairs_with_checkpoint(now: DifferentialReading, size: int) -> list[Pair]:
                 reference_walk=[],
                 walk_noise=[],
                 same=True,
+                coarser=1.0,
                 size=size,
             )
         )
@@ -80,10 +83,12 @@ def pairs_with_recording(now: DifferentialReading, conditions: Conditions, recor
         return []
     alike = then.keys() == {rank.rank.rank for rank in now.ranks}
     same = same_numerics(recording.conditions, conditions)
-    return [_pair(rank, then[rank.rank.rank if alike else min(then)], same, recording.plan.size) for rank in now.ranks]
+    coarser = coarseness(now.dtype, recording.reading.dtype)
+    size = recording.plan.size
+    return [_pair(rank, then[rank.rank.rank if alike else min(then)], same, coarser, size) for rank in now.ranks]
 
 
-def _pair(now: RankStates, then: RankStates, same: bool, size: int) -> Pair:
+def _pair(now: RankStates, then: RankStates, same: bool, coarser: float, size: int) -> Pair:
     reference: Blocks = {states.block: _points(states.points) for states in then.isolated}
     return Pair(
         live={states.block: _points(states.points) for states in now.isolated},
@@ -93,6 +98,7 @@ def _pair(now: RankStates, then: RankStates, same: bool, size: int) -> Pair:
         reference_walk=then.walk,
         walk_noise=then.walk_noise,
         same=same,
+        coarser=coarser,
         size=size,
     )
 

@@ -93,6 +93,24 @@ def test_the_larger_noise_counts_for_other_numerics() -> None:
 
 
 @pytest.mark.parametrize(
+    ("live", "recorded", "coarser"),
+    [("bfloat16", "float32", 2.0**16), ("float32", "bfloat16", 1.0), ("bfloat16", "float16", 8.0), ("new", "old", 1.0)],
+)
+def test_a_coarser_type_is_allowed_its_own_rounding(live: str, recorded: str, coarser: float) -> None:
+    """Rounding was measured in the recording's type: a coarser one rounds by so much more, a finer one by no less."""
+    noise = Noise(repeated=0.0, rounding=1e-7)
+    then = recording(states(noise=noise, walk_noise=noise), dtype=recorded)
+    then = then.model_copy(update={"reading": then.reading.model_copy(update={"dtype": recorded})})
+    now = reading(states()).model_copy(update={"dtype": live})
+    finding = judge(now, ReferenceKind.PEER, then, conditions(dtype=live))
+    assert finding.blocks[0].allowed == pytest.approx(ROUNDING_FACTOR * 1e-7 * coarser)
+    for factor, health in ((0.9, Health.OK), (1.1, Health.DEGRADED)):
+        rows = moved(factor * ROUNDING_FACTOR * 1e-7 * coarser)
+        walked = reading(states(walk={4: rows})).model_copy(update={"dtype": live})
+        assert judge(walked, ReferenceKind.PEER, then, conditions(dtype=live)).health is health
+
+
+@pytest.mark.parametrize(
     "noise", [None, Noise(repeated=None, rounding=0.1), Noise(repeated=float("inf"), rounding=0.1)]
 )
 def test_unknown_noise_is_unknown(noise: Noise | None) -> None:
