@@ -7,15 +7,19 @@
     FlipwatchModelNotFinite   the last finding says that the loss of the model is not finite: fires at once
     FlipwatchWeightsChanged   the last sweep found bytes that are not those of the baseline, or a baseline that was bad:
                               fires at once, since a digest does not err
-    FlipwatchUnknown          k of the last n findings of a monitor are `unknown`
+    FlipwatchBlockDeparts     k of the last n findings say that a block computes something else than its reference;
+                              per block as the first one, and one without a block where the model departs and no block
+                              does
+    FlipwatchUnknown          k of the last n findings of a monitor are `unknown`; not of one that runs only when
+                              somebody asks: who asked is told
 
-The first three are about the alpha-scan, the fourth about the fingerprint; findings of different monitors are never
-counted together.  An `unknown` finding of the alpha-scan says nothing about blocks or losses: it neither fires nor
-resolves the first three.
+The first three are about the alpha-scan, the fourth about the fingerprint, the fifth about the differential monitor;
+findings of different monitors are never counted together.  An `unknown` finding says nothing about blocks or losses: it
+neither fires nor resolves an alert about them.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -24,6 +28,7 @@ from typing import Any, Literal
 import structlog
 
 from ..monitors.alpha_scan import AlphaScan
+from ..monitors.differential.facts import NAME as DIFFERENTIAL
 from ..monitors.finding import Health
 from .records import FindingRecord
 
@@ -31,8 +36,9 @@ BLOCK_FLAGGED = "FlipwatchBlockFlagged"
 DRIFTED = "FlipwatchModelDrifted"
 NOT_FINITE = "FlipwatchModelNotFinite"
 WEIGHTS_CHANGED = "FlipwatchWeightsChanged"
+BLOCK_DEPARTS = "FlipwatchBlockDeparts"
 UNKNOWN = "FlipwatchUnknown"
-NAMES = (BLOCK_FLAGGED, DRIFTED, NOT_FINITE, WEIGHTS_CHANGED, UNKNOWN)
+NAMES = (BLOCK_FLAGGED, DRIFTED, NOT_FINITE, WEIGHTS_CHANGED, BLOCK_DEPARTS, UNKNOWN)
 
 _SEVERITY = {name: "warning" if name == UNKNOWN else "critical" for name in NAMES}
 
@@ -64,12 +70,21 @@ class Alerts:
     """The alerts of all monitors' findings.
 
     `send` takes an Alertmanager webhook body each time that alerts of one name start or end; it must return at once.
+    `on_request` are the monitors that run only when somebody asks.
     """
 
-    def __init__(self, *, k: int, n: int, send: Callable[[dict[str, Any]], None] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        k: int,
+        n: int,
+        send: Callable[[dict[str, Any]], None] | None = None,
+        on_request: Collection[str] = (),
+    ) -> None:
         self._k = k
         self._n = n
         self._send = send
+        self._on_request = on_request
         self._windows: dict[str, _Window] = {}
         self._firing: dict[tuple[str, str, int], Alert] = {}
 
@@ -99,7 +114,8 @@ class Alerts:
             self._tell("resolved", [alert for alert in ended if alert.name == name], finding.created_at, model_name)
 
     def _window(self, monitor: str) -> "_Window":
-        return self._windows.setdefault(monitor, _Window(monitor, self._k, self._n))
+        quiet = monitor in self._on_request
+        return self._windows.setdefault(monitor, _Window(monitor, self._k, self._n, quiet=quiet))
 
     def _step(self, finding: FindingRecord) -> tuple[list[Alert], list[Alert]]:
         """Returns the alerts that start and those that end."""
@@ -122,11 +138,12 @@ class Alerts:
 
 
 class _Window:
-    """The last findings of one monitor, and the alerts that they make."""
+    """The last findings of one monitor, and the alerts that they make; a `quiet` one makes none of unknown findings."""
 
-    def __init__(self, monitor: str, k: int, n: int) -> None:
+    def __init__(self, monitor: str, k: int, n: int, *, quiet: bool) -> None:
         self._monitor = monitor
         self._k = k
+        self._quiet = quiet
         self._judged: deque[FindingRecord] = deque(maxlen=n)
         self._all: deque[FindingRecord] = deque(maxlen=n)
         self._swept: FindingRecord | None = None
@@ -147,11 +164,13 @@ class _Window:
         yield from self._of_blocks(finding.created_at)
         if self._monitor == AlphaScan.name:
             yield from self._of_the_loss(finding.created_at)
+        if self._monitor == DIFFERENTIAL:
+            yield from self._of_no_block(finding.created_at)
         if self._swept is not None and self._swept.health is Health.FAILED:
             changed = "The served weights have changed" if self._swept.body["bad_chunks"] else "The weights are bad"
             yield self._alert(WEIGHTS_CHANGED, finding.created_at, changed, str(self._swept.body["reason"]))
         unknown = [seen for seen in self._all if seen.health is Health.UNKNOWN]
-        if len(unknown) >= self._k:
+        if len(unknown) >= self._k and not self._quiet:
             description = (
                 f"{len(unknown)} of the last {len(self._all)} findings of {self._monitor}; {unknown[-1].body['reason']}"
             )
@@ -165,8 +184,12 @@ class _Window:
         counts = self._counts()
         for block in sorted(self.confirmed_blocks or counts):
             last = next(_reasons(judged)[block] for judged in reversed(self._judged) if block in _reasons(judged))
-            description = f"Flagged in {counts[block]} of the last {len(self._judged)} findings; {last}."
-            yield self._alert(BLOCK_FLAGGED, at, f"Block {block} does harm", description, block)
+            description = f"Flagged in {counts[block]} of the last {len(self._judged)} findings; {last.rstrip('.')}."
+            if self._monitor == DIFFERENTIAL:
+                name, summary = BLOCK_DEPARTS, f"Block {block} computes something else than its reference"
+            else:
+                name, summary = BLOCK_FLAGGED, f"Block {block} does harm"
+            yield self._alert(name, at, summary, description, block)
 
     def _of_the_loss(self, at: float) -> Iterable[Alert]:
         drifted = [judged for judged in self._judged if _drifted(judged)]
@@ -176,6 +199,14 @@ class _Window:
         if self._judged and _not_finite(self._judged[-1]):
             reason = str(self._judged[-1].body["reason"])
             yield self._alert(NOT_FINITE, at, "The loss of the served model is not finite", reason)
+
+    def _of_no_block(self, at: float) -> Iterable[Alert]:
+        """The model departs from its reference in front of the blocks or behind them."""
+        failed = [judged for judged in self._judged if judged.health is Health.FAILED and not _reasons(judged)]
+        if len(failed) >= self._k:
+            description = f"{len(failed)} of the last {len(self._judged)} findings; {failed[-1].body['reason']}"
+            summary = "The model computes something else than its reference, and no block is the cause"
+            yield self._alert(BLOCK_DEPARTS, at, summary, description)
 
     def _alert(self, name: str, at: float, summary: str, description: str, block: int | None = None) -> Alert:
         return Alert(name, self._monitor, block, at, summary, description)

@@ -20,6 +20,8 @@ class Outcome:
     """What the finding rests on, as JSON."""
     profile_refusal: str | None = None
     """Why no clean profile was made of it, though that was asked for, one sentence."""
+    recording_refusal: str | None = None
+    """Why no states were kept, though that was asked for, one sentence."""
 
 
 @dataclass(frozen=True)

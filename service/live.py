@@ -59,6 +59,7 @@ class Live:
     """The state that routes, metrics and page show.  Written by the runner, its jobs, the watcher and the scheduler."""
 
     monitors: tuple[str, ...]
+    """Those that run by themselves.  Others are shown once they have found something."""
     every_minutes: Mapping[str, float | None] = field(default_factory=dict)
     """Monitor -> time from one scan by the clock to the next; None when there are none."""
     now: Callable[[], float] = time.time
@@ -98,15 +99,21 @@ class Live:
         return known
 
     def states(self) -> list[MonitorState]:
-        """The states of all monitors."""
-        return [self.state(monitor) for monitor in self.monitors]
+        """The states of all monitors that run by themselves, and of those that were asked for."""
+        asked_for = [monitor for monitor in self._states if monitor not in self.monitors]
+        return [self.state(monitor) for monitor in (*self.monitors, *asked_for)]
 
     def state_in(self, boot_id: str, monitor: str) -> MonitorState | None:
         """The monitor's state, if it is about the vLLM process of this boot id."""
         return self.state(monitor) if self.facts is not None and self.facts.boot_id == boot_id else None
 
     def found(self, finding: Finding, finding_id: str, at: float) -> None:
-        """A monitor has a new finding."""
+        """A monitor has a new finding.
+
+        One that runs only when somebody asks has told who asked that nothing can be told: that is no state to keep.
+        """
+        if finding.health is Health.UNKNOWN and finding.monitor not in self.monitors:
+            return
         self._states[finding.monitor] = MonitorState(
             finding.monitor, finding.health, finding.reason, at, finding, finding_id
         )
@@ -115,10 +122,10 @@ class Live:
         """vLLM is a new process: what was found in the old one says nothing about it."""
         self.restarts_seen += 1
         self.integrity = Integrity()
-        for monitor in self.monitors:
-            self._states[monitor] = MonitorState(
-                monitor, Health.UNKNOWN, "vLLM was restarted and has not been scanned since."
-            )
+        self._states = {
+            monitor: MonitorState(monitor, Health.UNKNOWN, "vLLM was restarted and has not been scanned since.")
+            for monitor in self.monitors
+        }
 
     def gates_refusal(self) -> str | None:
         """Why no mitigation can be offered, one sentence; None when the gates are known to act."""

@@ -15,7 +15,6 @@ from .live import Tally
 from .pace import Pace
 from .probe import Probe, ProbeError, ProbeRefused
 from .settings import ScanSettings
-from .watcher import Watcher
 
 
 class ScanError(Exception):
@@ -27,14 +26,17 @@ class ModelChanged(ScanError):
 
 
 class Measurer:
-    """Measures for one monitor.  Its caller sees to it that nothing else measures meanwhile."""
+    """Measures for one monitor.  Its caller sees to it that nothing else measures meanwhile.
+
+    `look` gives the facts of the measured model as it is now, or raises `ProbeError`.
+    """
 
     def __init__(
         self,
         settings: ScanSettings,
         tally: Tally,
         probe: Probe,
-        watcher: Watcher,
+        look: Callable[[], Awaitable[ModelFacts]],
         *,
         rest: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -42,7 +44,7 @@ class Measurer:
         self._duty = settings.duty
         self._tally = tally
         self._probe = probe
-        self._watcher = watcher
+        self._look = look
         self._rest = rest
 
     async def run(
@@ -71,7 +73,7 @@ class Measurer:
 
     async def same_process(self, facts: ModelFacts) -> ModelFacts:
         """The model of now; raises `ModelChanged` when it is not in the process of `facts`, or `ProbeError`."""
-        after = await self._watcher.look()
+        after = await self._look()
         if after.boot_id != facts.boot_id:
             raise ModelChanged("vLLM was restarted while it was measured.")
         return after
@@ -101,7 +103,7 @@ class Measurer:
 
     async def _explained(self, refused: ProbeRefused, before: ModelFacts) -> ScanError:
         """What a refusal in the middle of a measurement means."""
-        now = await self._watcher.look()
+        now = await self._look()
         if now.boot_id != before.boot_id:
             return ModelChanged("vLLM was restarted while it was measured.")
         if refused.status == 409:

@@ -16,6 +16,7 @@ from ..monitors.finding import Health
 from ..monitors.fingerprint.facts import Method
 from .alerts import NAMES, Alerts
 from .live import Live
+from .metrics_differential import of_differential
 from .metrics_integrity import counter, of_weights, skipped
 from .metrics_scores import of_blocks, of_profile, of_thresholds
 from .records import MitigationAction, MitigationRecord, MitigationState
@@ -38,6 +39,7 @@ class SidecarCollector(Collector):
         mitigations_failed: Callable[[], Mapping[MitigationAction, int]],
         repaired_chunks: Callable[[], Mapping[Method, int]],
         deliveries: Callable[[], tuple[int, int]],
+        recorded_at: Callable[[], float | None],
     ) -> None:
         self._live = live
         self._alerts = alerts
@@ -48,6 +50,7 @@ class SidecarCollector(Collector):
         self._mitigations_failed = mitigations_failed
         self._repaired_chunks = repaired_chunks
         self._deliveries = deliveries
+        self._recorded_at = recorded_at
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: the registry must not scrape just to register."""
@@ -165,6 +168,7 @@ class SidecarCollector(Collector):
         yield counter("scan_parts", "Parts of scans; the engine serves between two of them.", tally.parts)
         yield counter("engine_held_seconds", "Time for which parts of scans held vLLM's engine.", tally.held_seconds)
         yield from of_weights(self._live, self._name)
+        yield from of_differential(self._live, self._name, self._recorded_at())
         yield counter("vllm_restarts_seen", "Restarts of vLLM that the sidecar noticed.", self._live.restarts_seen)
 
     def _mitigations(self) -> Iterable[Metric]:
@@ -234,6 +238,7 @@ def registry(sidecar: Sidecar) -> CollectorRegistry:
             mitigations_failed=lambda: sidecar.mitigator.failed,
             repaired_chunks=lambda: sidecar.mitigator.repaired,
             deliveries=lambda: (0, 0) if webhook is None else (webhook.sent, webhook.failures),
+            recorded_at=lambda: sidecar.recordings.recorded_at,
         )
     )
     ProcessCollector(registry=made)

@@ -27,7 +27,7 @@ class ScanState(StrEnum):
 
 class ScanTrigger(StrEnum):
     """Why a scan ran: the clock, the count of served requests, somebody asked, a mitigation wanted proof, or a clean
-    profile or a new baseline is to be made."""
+    profile, a new baseline or a recording of states is to be made."""
 
     SCHEDULE = "schedule"
     REQUESTS = "requests"
@@ -53,6 +53,8 @@ class ScanRecord(Record):
     """Why the scan failed, one sentence."""
     profile_refusal: str | None = None
     """Why no clean profile was made of it, though that was asked for, one sentence."""
+    recording_refusal: str | None = None
+    """Why no states were kept, though that was asked for, one sentence."""
 
 
 class FindingRecord(Record):

@@ -180,7 +180,9 @@ class Runner:
         except StoreError as full:
             _log.error("finding not stored", reason=str(full))
             finding_id, error = None, error or str(full)
-        ended = record.model_copy(update={"profile_refusal": outcome.profile_refusal})
+        ended = record.model_copy(
+            update={"profile_refusal": outcome.profile_refusal, "recording_refusal": outcome.recording_refusal}
+        )
         self._end(ended, state, error=error, finding_id=finding_id)
         return kept
 

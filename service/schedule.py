@@ -10,7 +10,9 @@ from apscheduler.events import EVENT_JOB_MAX_INSTANCES, EVENT_JOB_MISSED, JobEve
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 from ..monitors.alpha_scan import AlphaScan
+from ..monitors.differential.facts import NAME as DIFFERENTIAL
 from ..monitors.fingerprint.judgement import NAME as FINGERPRINT
+from .differential_job import Differentials
 from .job import Job
 from .live import Live
 from .mitigation_steps import ITSELF
@@ -30,16 +32,25 @@ _LOOK = "look"
 class Schedule:
     """The sidecar's clock.
 
-    A scan that is due while another one of the same monitor runs is skipped and counted; one of the other monitor is
+    A scan that is due while another one of the same monitor runs is skipped and counted; one of another monitor is
     waited for.
     """
 
     def __init__(
-        self, settings: Settings, live: Live, runner: Runner, scans: Scans, sweeps: Sweeps, watcher: Watcher, vllm: Vllm
+        self,
+        settings: Settings,
+        live: Live,
+        runner: Runner,
+        scans: Scans,
+        sweeps: Sweeps,
+        differentials: Differentials,
+        watcher: Watcher,
+        vllm: Vllm,
     ) -> None:
         self._every_minutes = {
             AlphaScan.name: settings.scan.every_minutes,
             FINGERPRINT: settings.fingerprint.every_minutes,
+            DIFFERENTIAL: settings.differential.every_minutes,
         }
         self._check_checkpoint = settings.fingerprint.check_checkpoint
         self._every_requests = settings.scan.every_requests
@@ -50,7 +61,11 @@ class Schedule:
         self._sweeps = sweeps
         self._watcher = watcher
         self._vllm = vllm
-        self._jobs: dict[str, Callable[[ScanTrigger], Job]] = {AlphaScan.name: scans.job, FINGERPRINT: sweeps.sweep}
+        self._jobs: dict[str, Callable[[ScanTrigger], Job]] = {
+            AlphaScan.name: scans.job,
+            FINGERPRINT: sweeps.sweep,
+            DIFFERENTIAL: differentials.job,
+        }
         self._counted_from: int | None = None
         """vLLM's count of served requests when the last scan by requests began."""
         self._met_boot: str | None = None
@@ -112,8 +127,9 @@ class Schedule:
         jobs = [self._jobs[FINGERPRINT](ScanTrigger.SCHEDULE)] if self._every_minutes[FINGERPRINT] else []
         if self._check_checkpoint:
             jobs.append(self._sweeps.check(ScanTrigger.SCHEDULE, ITSELF))
-        if self._every_minutes[AlphaScan.name]:
-            jobs.append(self._jobs[AlphaScan.name](ScanTrigger.SCHEDULE))
+        for monitor in (AlphaScan.name, DIFFERENTIAL):
+            if self._every_minutes[monitor]:
+                jobs.append(self._jobs[monitor](ScanTrigger.SCHEDULE))
         if self._meeting is not None:
             self._meeting.cancel()
         if jobs and not self._runner.running:
@@ -147,8 +163,8 @@ class Schedule:
         if self._counted_from is None or served < self._counted_from:
             # The first count, or a restarted vLLM that counts from zero.
             self._counted_from = served
-        # After a sweep there is a next look.
-        if served - self._counted_from >= every and self._runner.scanning != FINGERPRINT:
+        # After a scan of another monitor there is a next look.
+        if served - self._counted_from >= every and self._runner.scanning in (None, AlphaScan.name):
             self._counted_from = served
             self._begin(self._scans.job(ScanTrigger.REQUESTS))
 

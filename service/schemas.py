@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from ..monitors.differential.facts import NAME as DIFFERENTIAL
+from ..monitors.differential.reference import Conditions, ReferenceKind
 from ..monitors.finding import Action, Health
 from ..monitors.fingerprint.facts import SealFacts
 from ..monitors.fingerprint.judgement import CheckpointVerdict
@@ -30,9 +32,12 @@ class View(BaseModel):
 class ScanOrder(Order):
     """A scan to run now."""
 
-    monitor: Literal["alpha_scan", "fingerprint"] = "alpha_scan"
+    monitor: Literal["alpha_scan", "fingerprint", "differential"] = "alpha_scan"
     grid: Literal["quick", "full"] | Annotated[list[Alpha], Field(min_length=1, max_length=32)] | None = Field(
         default=None, description="Alphas other than 1, each once; without it the grid of the settings."
+    )
+    reference: Annotated[ReferenceKind, Field(strict=False)] | None = Field(
+        default=None, description="What the differential monitor compares with; without it that of the settings."
     )
 
     @field_validator("grid")
@@ -43,9 +48,11 @@ class ScanOrder(Order):
         return grid
 
     @model_validator(mode="after")
-    def _only_a_scan_has_a_grid(self) -> "ScanOrder":
-        if self.monitor == "fingerprint" and self.grid is not None:
-            raise ValueError("a fingerprint has no grid: leave it out")
+    def _each_monitor_has_its_own(self) -> "ScanOrder":
+        if self.monitor != "alpha_scan" and self.grid is not None:
+            raise ValueError(f"a scan of the monitor {self.monitor} has no grid: leave it out")
+        if self.monitor != DIFFERENTIAL and self.reference is not None:
+            raise ValueError(f"only the monitor {DIFFERENTIAL} has a reference: leave it out, or name that monitor")
         return self
 
 
@@ -66,6 +73,16 @@ class IntegrityView(View):
     )
     verified: bool | None = Field(description="Whether that check found nothing wrong.")
     summary: str = Field(description="What it came to, one sentence.")
+
+
+class RecordingView(View):
+    """The recorded states, without the states."""
+
+    recorded_at: float = Field(description="Epoch seconds.")
+    conditions: Conditions = Field(description="Whose states they are.")
+    sequences: int = Field(description="Token sequences that went through the model.")
+    tokens: int = Field(description="Tokens of all of them.")
+    prefix: int = Field(description="Tokens that each block is run on alone.")
 
 
 class MitigationOrder(Order):

@@ -8,6 +8,8 @@ from typing import Self
 import structlog
 
 from ..monitors.alpha_scan import AlphaScan
+from ..monitors.differential.facts import NAME as DIFFERENTIAL
+from ..monitors.differential.finding import DifferentialFinding
 from ..monitors.finding import Finding, Health
 from ..monitors.fingerprint.judgement import NAME as FINGERPRINT
 from ..monitors.fingerprint.judgement import FingerprintFinding
@@ -15,13 +17,16 @@ from ..monitors.wire import ModelFacts
 from .alerts import Alerts
 from .automatic import Automatic
 from .baseline import Baseline
+from .differential_job import Differentials
 from .gates import unrecorded
 from .job import Job
 from .live import Live
 from .measuring import Measurer
 from .mitigation import Mitigator
 from .mitigation_steps import ITSELF
+from .peer import Peer
 from .probe import Probe
+from .recordings import Recordings
 from .records import IN_FLIGHT, Event, FindingRecord, MitigationAction, MitigationRecord, ScanTrigger
 from .runner import Runner, ScanBusy
 from .scan_job import Scans
@@ -52,11 +57,15 @@ class Sidecar:
         url = settings.vllm.base_url
         key = settings.vllm.api_key
         manifest = settings.manifest()
+        peer = settings.peer()
+        # Without a clock of its own it only runs when somebody asks: a state that nobody wants must not be unknown.
+        compares = settings.differential.every_minutes is not None
         self.live = Live(
-            monitors=(AlphaScan.name, FINGERPRINT),
+            monitors=(AlphaScan.name, FINGERPRINT, *([DIFFERENTIAL] if compares else [])),
             every_minutes={
                 AlphaScan.name: settings.scan.every_minutes,
                 FINGERPRINT: settings.fingerprint.every_minutes,
+                DIFFERENTIAL: settings.differential.every_minutes,
             },
         )
         self.probe = Probe(url, secret)
@@ -68,7 +77,10 @@ class Sidecar:
         hook = settings.alerts.webhook_url
         self.webhook = None if hook is None else Webhook(str(hook))
         self.alerts = Alerts(
-            k=settings.alerts.k, n=settings.alerts.n, send=None if self.webhook is None else self.webhook.send
+            k=settings.alerts.k,
+            n=settings.alerts.n,
+            send=None if self.webhook is None else self.webhook.send,
+            on_request=() if compares else (DIFFERENTIAL,),
         )
         self.scans = Scans(
             settings.scan,
@@ -87,6 +99,18 @@ class Sidecar:
             manifest=manifest,
             manifest_name=str(settings.fingerprint.manifest),
         )
+        self.peer = None if peer is None else Peer(Probe(*peer), settings.scan)
+        self.recordings = Recordings(self.store, self.now)
+        self.differentials = Differentials(
+            settings.differential,
+            self._measurer(DIFFERENTIAL),
+            self.live,
+            self.watcher,
+            validation,
+            self.recordings,
+            self.now,
+            self.peer,
+        )
         self.runner = Runner(
             live=self.live,
             store=self.store,
@@ -102,7 +126,9 @@ class Sidecar:
             lambda: self.runner.alone(self.sweeps.reading),
         )
         self.automatic = Automatic(self.mitigator, self.store, settings.mitigation)
-        self.schedule = Schedule(settings, self.live, self.runner, self.scans, self.sweeps, self.watcher, self.vllm)
+        self.schedule = Schedule(
+            settings, self.live, self.runner, self.scans, self.sweeps, self.differentials, self.watcher, self.vllm
+        )
         self._judged = 0
         """Findings of the alpha-scan about the vLLM process of now."""
         self._followers: set[asyncio.Task[None]] = set()
@@ -126,6 +152,8 @@ class Sidecar:
         await self.runner.interrupt("The sidecar was stopped.")
         if self.webhook is not None:
             await self.webhook.__aexit__(kind, error, trace)
+        if self.peer is not None:
+            await self.peer.close()
         await self.probe.__aexit__(kind, error, trace)
         await self.vllm.__aexit__(kind, error, trace)
         self.store.close()
@@ -135,7 +163,7 @@ class Sidecar:
         n = self.settings.alerts.n
         recent = {
             finding.id: finding
-            for monitor in self.live.monitors
+            for monitor in (AlphaScan.name, FINGERPRINT, DIFFERENTIAL)
             for judged in (False, True)
             for finding in self.store.findings(n, monitor, judged=judged)
         }
@@ -162,6 +190,9 @@ class Sidecar:
             if record.action is MitigationAction.REPAIR:
                 await self.runner.run(self._sweep_after_repair())
             await self.runner.run(self.scans.job(ScanTrigger.VERIFICATION))
+            compared = self.live.state(DIFFERENTIAL).finding
+            if record.action is MitigationAction.REPAIR and isinstance(compared, DifferentialFinding):
+                await self.runner.run(self.differentials.job(ScanTrigger.VERIFICATION, compared.reference))
         except ScanBusy as busy:
             _log.info("no scan after the mitigation", reason=str(busy))
 
@@ -207,7 +238,7 @@ class Sidecar:
             await self.follow(record)
 
     def _measurer(self, monitor: str) -> Measurer:
-        return Measurer(self.settings.scan, self.live.tally(monitor), self.probe, self.watcher)
+        return Measurer(self.settings.scan, self.live.tally(monitor), self.probe, self.watcher.look)
 
 
 def _open_store(settings: Settings) -> Store:

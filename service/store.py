@@ -14,7 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from ..monitors.alpha_scan import Profile
+from ..monitors.differential.reference import Recording
 from .records import IN_FLIGHT, Event, FindingRecord, MitigationRecord, MitigationState, ScanRecord
 from .store_schema import APPLICATION_ID, SCHEMA_VERSION, upgrade
 
@@ -28,7 +31,7 @@ class StoreError(Exception):
 
 
 class Store:
-    """Scans, findings, mitigations, the clean profile and the audit log.
+    """Scans, findings, mitigations, the clean profile, the recorded states and the audit log.
 
     `path` is the file (made when missing), or None for a store in memory.  Retention: of each monitor the last `keep`
     scans and findings, and apart from them the last `keep_failed` that failed, so that a week of healthy scans does not
@@ -200,7 +203,7 @@ class Store:
         )
         return [MitigationRecord.model_validate_json(row) for row in rows]
 
-    # The clean profile and the audit log
+    # The clean profile, the recorded states and the audit log
 
     def profile(self) -> Profile | None:
         """The clean profile, or None."""
@@ -209,10 +212,23 @@ class Store:
 
     def set_profile(self, profile: Profile | None, event: Event) -> None:
         """Replace the clean profile, or remove it; with its line in the audit log, both or none."""
+        self._replace("profile", profile, event)
+
+    def recording(self) -> Recording | None:
+        """The recorded states, or None."""
+        row = self._one("SELECT body FROM recording")
+        return None if row is None else Recording.model_validate_json(row)
+
+    def set_recording(self, recording: Recording | None, event: Event) -> None:
+        """Replace the recorded states, or remove them; with its line in the audit log, both or none."""
+        self._replace("recording", recording, event)
+
+    def _replace(self, table: str, only: BaseModel | None, event: Event) -> None:
+        """The one row of one of the two tables."""
         with self._transaction() as db:
-            db.execute("DELETE FROM profile")
-            if profile is not None:
-                db.execute("INSERT INTO profile VALUES (?)", (profile.model_dump_json(),))
+            db.execute(f"DELETE FROM {table}")  # noqa: S608
+            if only is not None:
+                db.execute(f"INSERT INTO {table} VALUES (?)", (only.model_dump_json(),))  # noqa: S608
             self._insert_event(db, event)
 
     def add_event(self, event: Event) -> None:

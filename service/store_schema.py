@@ -23,6 +23,9 @@ _STEPS = (
     """
     CREATE TABLE profile (body TEXT NOT NULL);
     """,
+    """
+    CREATE TABLE recording (body TEXT NOT NULL);
+    """,
 )
 
 SCHEMA_VERSION = len(_STEPS)

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from . import baselines, events, faults, health, info, integrity, mitigations, scans, states
+from . import baselines, events, faults, health, info, integrity, mitigations, recordings, scans, states
 
 ROUTERS: tuple[APIRouter, ...] = (
     states.router,
@@ -10,6 +10,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     mitigations.router,
     baselines.router,
     integrity.router,
+    recordings.router,
     faults.router,
     events.router,
     info.router,

@@ -2,6 +2,8 @@
 
 from fastapi import APIRouter, Response
 
+from ...monitors.differential.facts import NAME as DIFFERENTIAL
+from ...monitors.differential.reference import ReferenceKind
 from ...monitors.fingerprint.judgement import NAME as FINGERPRINT
 from ..problem import Kind, ProblemError, responses
 from ..records import ScanRecord, ScanTrigger
@@ -24,13 +26,18 @@ async def list_scans(sidecar: TheSidecar, _: Reader, limit: Limit = 100) -> list
     responses=responses(*GUARDED, Kind.CONFLICT, Kind.INVALID, Kind.VLLM_AWAY),
 )
 async def start_scan(sidecar: TheSidecar, _: Mitigator, response: Response, order: ScanOrder | None = None) -> Accepted:
-    """Scan or sweep now, in the background; the scope `mitigate`, because it takes time of the engine."""
+    """Scan, sweep or compare now, in the background; the scope `mitigate`, because it takes time of the engine."""
     if not sidecar.live.up:
         raise ProblemError(Kind.VLLM_AWAY, sidecar.live.away)
-    if order is not None and order.monitor == FINGERPRINT:
+    order = order or ScanOrder()
+    if order.monitor == FINGERPRINT:
         job = sidecar.sweeps.sweep(ScanTrigger.REQUEST)
+    elif order.monitor == DIFFERENTIAL:
+        if order.reference is ReferenceKind.PEER and sidecar.peer is None:
+            raise ProblemError(Kind.CONFLICT, "There is no peer: set differential.peer_url and a token for it.")
+        job = sidecar.differentials.job(ScanTrigger.REQUEST, order.reference)
     else:
-        job = sidecar.scans.job(ScanTrigger.REQUEST, None if order is None else order.grid)
+        job = sidecar.scans.job(ScanTrigger.REQUEST, order.grid)
     record = sidecar.runner.start(job)
     response.headers["location"] = f"/v1/scans/{record.id}"
     return Accepted(id=record.id, state=record.state)

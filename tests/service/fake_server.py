@@ -19,6 +19,7 @@ How to use it (from any test in this folder, sync or async; it runs in a thread 
         server.hold(); server.release() # advances wait in between: "a scan is running"
         server.serve(5)                 # five requests were served, in vLLM's own counter
         server.integrity                # what the fingerprint's routes answer: see fake_integrity.py
+        server.states                   # what the differential monitor measures: see fake_states.py
 
 There is also the fixture `server` in conftest.py.  The toy model: loss of row n = 2 + n / 100
 + outside + sum over blocks of worth * (1 - g) ** 2 + harm * g, where g is the product of gate and scan's alpha.
@@ -40,6 +41,7 @@ from flipwatch.monitors.fingerprint.facts import RepairOrder
 from flipwatch.monitors.wire import PREFIX, Advance, Fault, FaultOrder, GateChange, MeasureOrder
 
 from .fake_integrity import MEASURES, FakeIntegrity
+from .fake_states import FakeStates
 from .fake_weights import FakeWeights
 
 PROBE_TOKEN = "probe-token-of-the-fake"
@@ -61,6 +63,8 @@ class FakeServer:
         self.max_tokens = 2048
         """Most tokens in one step of the engine."""
         self.model = MODEL
+        self.architecture = "ToyForCausalLM"
+        self.flipwatch_version = "0.1.0"
         self.seen: list[str] = []
         self.steps: list[int] = []
         """Size of each part that was asked for."""
@@ -72,6 +76,7 @@ class FakeServer:
         self.webhook_status = 200
         self.weights = FakeWeights()
         self.integrity = FakeIntegrity(self.weights)
+        self.states = FakeStates()
         self._served = 0
         self._free = threading.Event()
         self._free.set()
@@ -127,11 +132,12 @@ class FakeServer:
         self._self_test = {"state": "not_run", "reason": "The self-test has not run yet."}
         self._measurements: dict[str, dict[str, Any]] = {}
         self.integrity.restart()
+        self.states.restart()
 
     def void(self) -> None:
         """Make running measurements void."""
         for measurement in self._measurements.values():
-            measurement["void"] = "plan" in measurement
+            measurement["void"] = "monitor" not in measurement
 
     @property
     def measurements(self) -> int:
@@ -195,6 +201,8 @@ class FakeServer:
     def _read(self, measurement: dict[str, Any]) -> dict[str, Any]:
         if "plan" in measurement:
             return self._reading(measurement["plan"])
+        if "states" in measurement:
+            return self.states.reading(measurement["states"], list(self.gates))
         return self.integrity.reading(measurement["monitor"])
 
     # HTTP
@@ -258,7 +266,7 @@ class FakeServer:
             return {
                 "boot_id": self.boot_id,
                 "model": self.model,
-                "architecture": "ToyForCausalLM",
+                "architecture": self.architecture,
                 "layer_class": "ToyLayer" if self.armed else "",
                 "num_blocks": self.num_blocks if self.armed else 0,
                 "armed": self.armed,
@@ -275,7 +283,7 @@ class FakeServer:
                 "self_test": self._self_test,
                 "faults_enabled": self.faults_enabled,
                 "faults": [fault.model_dump(mode="json") for fault in self.faults.values()],
-                "flipwatch_version": "0.1.0",
+                "flipwatch_version": self.flipwatch_version,
                 "vllm_version": "0.32.0",
                 "torch_version": "2.13.0",
             }
@@ -326,6 +334,10 @@ class FakeServer:
                 return JSONResponse(self._progress(name, 0.0), 201)
             if not self.armed or self.scan_refusal is not None:
                 return _problem(501, self.scan_refusal or "ToyLayer is not supported.")
+            if body.monitor == "differential":
+                plan = self.states.order(body.plan)
+                self._measurements = {name: {"states": plan, "done": 0, "total": self.num_blocks, "void": False}}
+                return JSONResponse(self._progress(name, 0.0), 201)
             if body.plan.get("group", 1) > 1:
                 return _problem(501, "The fake scans no groups.")
             alphas = body.plan["alphas"]

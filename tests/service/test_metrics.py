@@ -9,6 +9,8 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, generate_latest
 
 from flipwatch.monitors.alpha_scan import AlphaScanFinding, BlockScore, Profile, Thresholds
+from flipwatch.monitors.differential.finding import BlockDivergence, DifferentialFinding, Effort
+from flipwatch.monitors.differential.reference import ReferenceKind
 from flipwatch.monitors.finding import Action, Health, Place
 from flipwatch.monitors.fingerprint.facts import (
     FingerprintReading,
@@ -147,6 +149,37 @@ VERDICT = CheckpointVerdict(
 )
 
 
+def _divergence(block: int, l2: float | None, departs: bool | None) -> BlockDivergence:
+    return BlockDivergence(
+        block=block,
+        gate=1.0,
+        l2=l2,
+        cosine=None if l2 is None else l2 / 2,
+        allowed=0.25 if departs is not None else None,
+        departs=departs,
+        walk_l2=l2,
+        walk_cosine=l2,
+        reason="the numbers",
+    )
+
+
+DIVERGENCE = DifferentialFinding(
+    monitor="differential",
+    health=Health.FAILED,
+    reason="block 2 departs",
+    places=(Place(block=2, reason="relative distance 0.5, allowed 0.25"),),
+    action=Action.INVESTIGATE,
+    reference=ReferenceKind.RECORDED,
+    recorded_at=1_700_000_000.0,
+    blocks=(_divergence(0, 0.125, False), _divergence(1, None, None), _divergence(2, 0.5, True)),
+    first_jump=2,
+    locations=(),
+    effort=Effort(blocks=3, sublayers=2, digests=0, tensors=0, brute_force=0),
+    nats=3.5,
+    reference_nats=3.25,
+)
+
+
 _WITHOUT_PROFILE = {
     "blocks": tuple(
         block.model_copy(update={"bss_profile_z": None, "without_drift_nats": None}) for block in FINDING.blocks
@@ -157,7 +190,9 @@ _WITHOUT_PROFILE = {
 }
 
 
-def _registry(live: Live, alerts: Alerts | None = None, profile: Profile | None = None) -> CollectorRegistry:
+def _registry(
+    live: Live, alerts: Alerts | None = None, profile: Profile | None = None, recorded_at: float | None = None
+) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(
         SidecarCollector(
@@ -170,6 +205,7 @@ def _registry(live: Live, alerts: Alerts | None = None, profile: Profile | None 
             mitigations_failed=Counter,
             repaired_chunks=lambda: Counter({Method.PARITY: 3}),
             deliveries=lambda: (3, 1),
+            recorded_at=lambda: recorded_at,
         )
     )
     return registry
@@ -190,6 +226,11 @@ def _known() -> tuple[Live, Alerts]:
     live.integrity.facts = IntegrityFacts(boot_id="boot", refusal=None, ranks=[SEAL])
     live.integrity.reading, live.integrity.verdict = READING, VERDICT
     live.found(judge(READING, VERDICT), "sweep", 1_800_000_300.0)
+    comparisons = live.tally("differential")
+    comparisons.started, comparisons.failures, comparisons.parts, comparisons.held_seconds = 5, 1, 20, 0.5
+    comparisons.skipped["misfire"] = 1
+    comparisons.last_at, comparisons.last_seconds = 1_800_000_600.0, 2.25
+    live.found(DIVERGENCE, "comparison", 1_800_000_600.0)
     alerts = Alerts(k=1, n=3)
     alerts.restore(
         [
@@ -213,14 +254,14 @@ def _text(registry: CollectorRegistry) -> str:
 
 def test_the_output_is_the_golden_file() -> None:
     """Names, labels, HELP and TYPE are an interface; after a wanted change write the output to the golden file."""
-    assert _text(_registry(*_known(), PROFILE)) == GOLDEN.read_text(encoding="utf-8")
+    assert _text(_registry(*_known(), PROFILE, DIVERGENCE.recorded_at)) == GOLDEN.read_text(encoding="utf-8")
 
 
 def test_promtool_has_no_complaint() -> None:
     """Prometheus' own linter accepts the whole output; it is in Debian's package `prometheus`."""
     promtool = shutil.which("promtool")
     assert promtool is not None, "promtool is missing: apt-get install --no-install-recommends prometheus"
-    text = _text(_registry(*_known(), PROFILE))
+    text = _text(_registry(*_known(), PROFILE, DIVERGENCE.recorded_at))
     checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, timeout=60)
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
@@ -245,6 +286,10 @@ def test_nothing_is_claimed_before_anything_is_known() -> None:
         "flipwatch_sweep_seconds",
         "flipwatch_drift_nats",
         "flipwatch_drift_t{",
+        "flipwatch_walk_divergence",
+        "flipwatch_recording_timestamp",
+        "flipwatch_differential_timestamp",
+        "flipwatch_differential_seconds",
     )
     assert not [line for line in samples if line.startswith(unknown)]
     assert "NaN" not in text

@@ -345,7 +345,7 @@ PRAGMA user_version = 1;
 
 
 def test_a_file_of_the_first_schema_is_upgraded(tmp_path: Path) -> None:
-    """What the first version stored is still there, a profile has its place, and opening again changes nothing."""
+    """What the first version stored is still there, profile and states have a place, opening again changes nothing."""
     path = tmp_path / "flipwatch.db"
     db = sqlite3.connect(path)
     db.executescript(SCHEMA_1)
@@ -359,11 +359,11 @@ def test_a_file_of_the_first_schema_is_upgraded(tmp_path: Path) -> None:
         assert store.open_mitigations() == [mitigation(1, MitigationState.ACTIVE)]
         store.close()
     store = Store(path)
-    assert store.profile() is None
+    assert (store.profile(), store.recording()) == (None, None)
     store.set_profile(PROFILE, event(1))
     store.close()
     store = Store(path)
-    assert (store.profile(), store.events()) == (PROFILE, [event(1)])
+    assert (store.profile(), store.recording(), store.events()) == (PROFILE, None, [event(1)])
     store.set_profile(None, event(2))
     assert store.profile() is None
     store.close()

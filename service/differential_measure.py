@@ -1,0 +1,22 @@
+"""One differential plan measured on one vLLM, the watched one or its peer."""
+
+from ..monitors.differential.facts import NAME, DifferentialPlan, DifferentialReading
+from ..monitors.wire import MeasureOrder, ModelFacts
+from .job import Note
+from .measuring import Measurer, ModelChanged
+
+
+async def read_states(
+    measurer: Measurer, plan: DifferentialPlan, facts: ModelFacts, note: Note, *, before: int = 0
+) -> tuple[DifferentialReading, int]:
+    """The reading of the whole plan, and how many steps it took.
+
+    `facts` are those of the model before; with other gates or faults afterwards the numbers would mix two models.
+    Raises `ScanError` or `ProbeError`.
+    """
+    order = MeasureOrder(monitor=NAME, plan=plan.model_dump(mode="json"))
+    progress = await measurer.run(order, facts, note, before=before)
+    after = await measurer.same_process(facts)
+    if after.gates != facts.gates or after.faults != facts.faults:
+        raise ModelChanged("The model was changed while it was measured.")
+    return DifferentialReading.model_validate(progress.reading), progress.steps_done
