@@ -8,7 +8,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from ... import __version__
-from . import baseline, doctor, inject, integrity, mitigate, scan, status
+from . import baseline, differential, doctor, inject, integrity, mitigate, scan, status
 from .client import CliError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command("scan")(scan.scan)
 app.command("status")(status.status)
 app.add_typer(baseline.app, name="baseline")
 app.add_typer(integrity.app, name="integrity")
+app.add_typer(differential.app, name="differential")
 app.add_typer(mitigate.app, name="mitigate")
 app.add_typer(inject.app, name="inject")
 app.command("doctor")(doctor.doctor)

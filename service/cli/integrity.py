@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from ...monitors.alpha_scan import AlphaScan
+from ...monitors.differential.facts import NAME as DIFFERENTIAL
 from ...monitors.fingerprint.judgement import NAME, size
 from .client import Json, Sidecar
 from .finding_table import EXIT
@@ -18,7 +19,7 @@ app = typer.Typer(
 )
 
 _PATH = "/v1/integrity"
-_ANY = (AlphaScan.name, NAME)
+_ANY = (AlphaScan.name, NAME, DIFFERENTIAL)
 
 
 @app.command()

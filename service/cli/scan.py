@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from ...monitors.alpha_scan import AlphaScan, AlphaScanFinding, Strategy
+from ...monitors.differential.facts import NAME as DIFFERENTIAL
 from ...monitors.fingerprint.judgement import NAME as FINGERPRINT
 from .client import CliError, Json, Refused, Sidecar
 from .finding_table import EXIT, Cost, naive_of, print_finding
@@ -111,7 +112,7 @@ def parse_grid(text: str) -> str | list[float]:
 def _start_or_join(sidecar: Sidecar, body: Json) -> Json:
     """A new scan; without a wish for a grid, the one that runs is as good."""
     try:
-        return start_scan(sidecar, "/v1/scans", body, behind=[FINGERPRINT])
+        return start_scan(sidecar, "/v1/scans", body, behind=[FINGERPRINT, DIFFERENTIAL])
     except Refused as refused:
         running = running_scan(sidecar, [AlphaScan.name])
         if refused.status != 409 or body or running is None:

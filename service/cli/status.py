@@ -38,21 +38,21 @@ def _stands_out(block: dict[str, Any]) -> bool:
 
 def _print(states: Json, blocks: list[Json]) -> None:
     out = console()
-    out.print(f"model       {states['model_name'] or 'not known'}", markup=False)
+    out.print(f"model        {states['model_name'] or 'not known'}", markup=False)
     if not states["up"]:
-        out.print(f"vLLM away   {states['away']}", markup=False)
+        out.print(f"vLLM away    {states['away']}", markup=False)
     for state in states["states"]:
-        out.print(f"{state['monitor']:<11} {state['health']}: {state['reason']}", markup=False)
+        out.print(f"{state['monitor']:<12} {state['health']}: {state['reason']}", markup=False)
     last = states["last_scan_at"]
     when = "none yet" if last is None else datetime.fromtimestamp(last, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    out.print(f"last scan   {when}{', one is running' if states['scanning'] else ''}")
+    out.print(f"last scan    {when}{', one is running' if states['scanning'] else ''}")
     offer = states["mitigation"]
     out.print(
-        f"mitigation  {offer['mode']}: {'can be asked for' if offer['offered'] else offer['reason']}", markup=False
+        f"mitigation   {offer['mode']}: {'can be asked for' if offer['offered'] else offer['reason']}", markup=False
     )
-    out.print(f"profile     {states['profile']}", markup=False)
+    out.print(f"profile      {states['profile']}", markup=False)
     for alert in states["alerts"]:
-        out.print(f"alert       {alert['name']}: {alert['summary']}. {alert['description']}", markup=False)
+        out.print(f"alert        {alert['name']}: {alert['summary']}. {alert['description']}", markup=False)
     if not blocks:
         return
     shown = table("block", "gate", "flagged", "mitigation", "without it", "skip gain", "z", "bss z", "slope z")

@@ -128,6 +128,7 @@ def _healthy_afterwards(desk: Desk) -> Iterator[None]:
     desk.vllm.harm = [0.0] * desk.vllm.num_blocks
     desk.vllm.nan.clear()
     desk.vllm.scan_refusal = None
+    desk.vllm.states.restart()
 
 
 def test_scan_of_a_healthy_model_is_code_0(desk: Desk) -> None:
@@ -319,6 +320,11 @@ def test_a_wrong_file_is_one_sentence(desk: Desk, tmp_path: Path, text: str | No
         (["inject", "fault", "lm_head", "--bit", "3"], "bit is for kind bit only"),
         (["inject", "fault", "lm_head", "--kind", "stale"], "needs a source"),
         (["inject", "undo", "nothing"], "There is no fault nothing"),
+        (["differential", "scan", "--reference", "nothing"], "Invalid value"),
+        (["differential", "scan", "--reference", "peer"], "There is no peer: set differential.peer_url"),
+        (["differential", "scan"], "record states first"),
+        (["differential", "show"], "There are no recorded states"),
+        (["differential", "remove"], "There are no recorded states"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_code_2(desk: Desk, arguments: list[str], words: str) -> None:
@@ -443,6 +449,50 @@ def test_integrity_that_cannot_be_told_is_code_2(desk: Desk) -> None:
     finally:
         desk.vllm.integrity.refusal = None
         assert desk.run("integrity", "sweep").returncode == 0
+
+
+def test_differential_against_the_checkpoint_names_the_tensor(desk: Desk) -> None:
+    """Code 0 with the nearest blocks, code 1 with block, module, tensor, element and bits, and what it took."""
+    done = desk.run("differential", "scan", "--reference", "checkpoint")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("ok: All 8 blocks compute what the checkpoint's tensors give")
+    assert "5 more blocks with --all" in done.stdout
+    desk.vllm.states.off = {4: 0.5, 6: 0.25}
+    done = desk.run("differential", "scan", "--reference", "checkpoint")
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines if line.endswith("departs")] == ["4", "6"]
+    row = next(line for line in lines if "down_proj.weight" in line and line.startswith("4 "))
+    tensor = "model.layers.4.mlp.down_proj.weight"
+    assert row.split() == ["4", "mlp", "mlp.down_proj", tensor, "1", "[12,", "345]", "14", "11"]
+    assert lines[-1] == (
+        "comparisons: 8 of blocks, 4 inside blocks, 6 of digests, 2 of tensors value by value; brute force: 56 tensors"
+    )
+    everything = desk.run("differential", "scan", "--reference", "checkpoint", "--all").stdout
+    assert "with --all" not in everything
+    scan = desk.json("differential", "scan", "--reference", "checkpoint", code=1)
+    assert [location["block"] for location in scan["finding"]["locations"]] == [4, 6]
+    assert "differential failed: " in desk.run("status").stdout
+
+
+def test_differential_from_record_to_remove(desk: Desk) -> None:
+    """Recorded, shown, compared with, not finite, refused, removed."""
+    done = desk.run("differential", "record")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("recorded: states of toy-model, ")
+    assert "8 sequences, 512 tokens, blocks alone on 16" in done.stdout
+    made = desk.json("differential", "show")
+    assert made["conditions"]["model_digest"] in desk.run("differential", "show").stdout
+    assert desk.run("differential", "scan").returncode == 0
+    desk.vllm.states.nan.add(3)
+    done = desk.run("differential", "scan")
+    assert done.returncode == 1
+    [row] = [line.split() for line in done.stdout.splitlines() if line.endswith("departs")]
+    assert row[:2] == ["3", "-"]
+    desk.refused("differential", "record", words="No states were recorded: The loss of the model is not finite")
+    assert desk.json("differential", "show") == made
+    desk.refused("differential", "record", words="scope", token=READER)
+    assert desk.run("differential", "remove").stdout == "removed\n"
 
 
 def test_baseline_from_record_to_remove(desk: Desk, tmp_path: Path) -> None:
