@@ -8,7 +8,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from ... import __version__
-from . import baseline, differential, doctor, inject, integrity, mitigate, scan, status
+from . import baseline, compare, differential, doctor, inject, integrity, mitigate, scan, status
 from .client import CliError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("scan")(scan.scan)
+app.command("compare")(compare.compare)
 app.command("status")(status.status)
 app.add_typer(baseline.app, name="baseline")
 app.add_typer(integrity.app, name="integrity")

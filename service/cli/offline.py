@@ -69,12 +69,12 @@ def scan_folder(folder: Path, options: Options, progress: Progress) -> Scanned:
     """Scan the checkpoint in `folder`; each mistake in it or in the options is a `CliError` with one sentence."""
     checkpoint = examine(folder)
     check_memory(checkpoint, options.dtype)
-    items = _items(options)
-    os.environ.update(_QUIET)
-    with _told("torch and transformers cannot be imported"):
+    items = chosen_items(options.validation, options.items)
+    quieten()
+    with told("torch and transformers cannot be imported"):
         from ...probe.local import LocalView, make_plan, run_scan
     task = progress.add_task("loading", total=None)
-    with _told(f"The tokenizer in {folder} cannot be used"):
+    with told(f"The tokenizer in {folder} cannot be used"):
         try:
             order = make_plan(
                 folder,
@@ -85,7 +85,7 @@ def scan_folder(folder: Path, options: Options, progress: Progress) -> Scanned:
             )
         except ValidationError as error:
             raise _unusable(error, options) from None
-    with _told(f"The model in {folder} cannot be loaded"):
+    with told(f"The model in {folder} cannot be loaded"):
         view = LocalView.load(folder, options.dtype)
     plans: list[AlphaScanPlan] = []
     steps = 0
@@ -96,7 +96,7 @@ def scan_folder(folder: Path, options: Options, progress: Progress) -> Scanned:
         steps += count
         progress.update(task, total=steps)
 
-    with _told(f"The model in {folder} cannot be scanned"):
+    with told(f"The model in {folder} cannot be scanned"):
         view.check(order)
         progress.reset(task, description="scanning")
         started = time.monotonic()
@@ -113,13 +113,19 @@ def scan_folder(folder: Path, options: Options, progress: Progress) -> Scanned:
     return Scanned(finding, cost)
 
 
-def _items(options: Options) -> list[ValidationItem]:
+def quieten() -> None:
+    """Must come before transformers is imported."""
+    os.environ.update(_QUIET)
+
+
+def chosen_items(file: Path | None, count: int) -> list[ValidationItem]:
+    """At most `count` items of a file, or of the shipped set; a file that cannot be used is a `CliError`."""
     try:
-        return spread(load_items(options.validation), options.items)
+        return spread(load_items(file), count)
     except FileNotFoundError:
-        raise CliError(f"There is no file {options.validation}: --validation wants a JSONL file.") from None
+        raise CliError(f"There is no file {file}: --validation wants a JSONL file.") from None
     except OSError as error:
-        raise CliError(f"{options.validation} cannot be read: {error.strerror}.") from None
+        raise CliError(f"{file} cannot be read: {error.strerror}.") from None
     except ValueError as error:
         raise CliError(str(error)) from None
 
@@ -135,7 +141,7 @@ def _unusable(error: ValidationError, options: Options) -> CliError:
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def told(what: str) -> Iterator[None]:
     """Turn whatever happens inside into one sentence that begins with `what`."""
     try:
         yield
@@ -144,7 +150,7 @@ def _told(what: str) -> Iterator[None]:
     except ImportError as error:
         if error.name in ("torch", "transformers", "safetensors"):
             raise CliError(
-                f"A scan of a folder needs {error.name}, which is not installed: pip install 'flipwatch[local]'."
+                f"A checkpoint folder needs {error.name}, which is not installed: pip install 'flipwatch[local]'."
             ) from None
         raise CliError(f"{what}: {_first_sentence(error)}.") from None
     except Exception as error:

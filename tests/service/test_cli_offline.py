@@ -275,7 +275,7 @@ def test_without_the_extra_the_sentence_names_it(healthy: Path, tmp_path: Path, 
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        f"flipwatch: A scan of a folder needs {package}, which is not installed: pip install 'flipwatch[local]'.\n"
+        f"flipwatch: A checkpoint folder needs {package}, which is not installed: pip install 'flipwatch[local]'.\n"
     )
 
 
