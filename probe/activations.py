@@ -1,6 +1,6 @@
-"""What the modules of a block hand on while it runs."""
+"""What the modules of a block hand on while it runs, with their own tensors or with others."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,6 +31,31 @@ def handed_on(block: nn.Module, tokens: int) -> Iterator[dict[str, Tensor]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def holding(block: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Within it, the modules of `block` hold these tensors, by the names of their own; afterwards their own again.
+
+    A tensor with several names is exchanged under all of them.  (torch's `functional_call` puts the wrong one back
+    where a module has two names, as in MLA.)
+    """
+    named = [*block.named_parameters(remove_duplicate=False), *block.named_buffers(remove_duplicate=False)]
+    instead = {id(own): tensors[name] for name, own in named if name in tensors}
+    places = [
+        (registry, key, own)
+        for module in block.modules()
+        for registry in (module._parameters, module._buffers)
+        for key, own in registry.items()
+        if id(own) in instead
+    ]
+    try:
+        for registry, key, own in places:
+            registry[key] = instead[id(own)]  # type: ignore[assignment]
+        yield
+    finally:
+        for registry, key, own in places:
+            registry[key] = own  # type: ignore[assignment]
 
 
 def _by_token(output: Tensor, tokens: int) -> Tensor | None:

@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
 from ..monitors.differential.facts import STREAM
 from ..monitors.differential.view import CleanTensors
 from ..monitors.fingerprint.facts import Rank
-from .activations import handed_on
+from .activations import handed_on, holding
 from .attention import private_context
 from .checkpoint import StoredTensor
 from .fresh import fresh_block
@@ -18,18 +17,6 @@ from .gates import ungated
 from .live_tensor import packed_rows
 from .view import LiveView
 from .weights import STATE
-
-
-class _Ungated(nn.Module):
-    """A layer as it was before it got its gate."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The layer's own."""
-        return ungated(self.layer)(self.layer, *args, **kwargs)
 
 
 class LiveDissection(LiveView):
@@ -58,12 +45,12 @@ class LiveDissection(LiveView):
         layer = self._stack.layers[index]
         args, kwargs = self._call(index, hidden, tokens)
         rows = hidden.shape[0] * hidden.shape[1]
-        instead = {f"layer.{name}": tensor for name, tensor in (tensors or {}).items()}
         with (
             private_context(self._vllm_config, tokens.shape[1], skip_compiled=True),
+            holding(layer, tensors or {}),
             handed_on(layer, rows) as kept,
         ):
-            out = functional_call(_Ungated(layer), instead, args, kwargs)
+            out = ungated(layer)(layer, *args, **kwargs)
         return {**kept, STREAM: self._forms[index].stream(out).reshape(rows, -1)}
 
     def tensors(self, index: int) -> dict[str, Tensor]:

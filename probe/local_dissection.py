@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 
 from torch import Tensor
-from torch.func import functional_call
 
 from ..monitors.differential.facts import STREAM
 from ..monitors.differential.view import CleanTensors
 from ..monitors.fingerprint.facts import Rank
-from .activations import handed_on
+from .activations import handed_on, holding
 from .local import LocalView, stream_of
 
 
@@ -28,8 +27,8 @@ class LocalDissection(LocalView):
         layer = self.layers[index]
         args, kwargs = self._calls_at(tokens, hidden.shape[0])[index]
         rows = hidden.shape[0] * hidden.shape[1]
-        with handed_on(layer, rows) as kept:
-            out = functional_call(layer, dict(tensors or {}), (hidden, *args), kwargs)
+        with holding(layer, tensors or {}), handed_on(layer, rows) as kept:
+            out = layer(hidden, *args, **kwargs)
         return {**kept, STREAM: stream_of(out).reshape(rows, -1)}
 
     def tensors(self, index: int) -> dict[str, Tensor]:

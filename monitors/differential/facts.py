@@ -31,10 +31,10 @@ class Noise(Wire):
     """
 
     repeated: float | None = Field(ge=0)
-    """Computed once more, and in a batch of another size; 0 where the device repeats itself bit for bit."""
+    """Computed once more; 0 where the device repeats itself bit for bit."""
     rounding: float | None = Field(ge=0)
-    """With each value of the input moved by one unit in its last place, at random: about what another kernel, another
-    parallel size or another order of sums does."""
+    """With each value of the input moved by one unit in its last place, at random, or in a batch of another size: about
+    what another kernel, another parallel size or another order of sums does."""
 
 
 class Point(Wire):

@@ -146,8 +146,8 @@ class _Measurement:
         moved = self._view.dissect(index, self._moved(fed), self.prefix)
         return {
             path: Noise(
-                repeated=_largest(distance(again[path], here), distance(twice[path][: here.shape[0]], here)),
-                rounding=_largest(distance(moved[path], here)),
+                repeated=_largest(distance(again[path], here)),
+                rounding=_largest(distance(moved[path], here), distance(twice[path][: here.shape[0]], here)),
             )
             for path, here in live.items()
         }

@@ -44,16 +44,13 @@ class Recording(Wire):
     """As it was measured: it records and measures noise."""
     reading: DifferentialReading
 
-    def replay(self, *, noise: bool = False) -> DifferentialPlan:
-        """The same sequences through another model, each block fed what was recorded.
-
-        `noise` measures it there, too: a model of a coarser type has more than the one that was recorded.
-        """
+    def replay(self) -> DifferentialPlan:
+        """The same sequences through another model, each block fed what was recorded."""
         return self.plan.model_copy(
             update={
                 "inputs": self.reading.ranks[0].inputs,
                 "inputs_dtype": self.reading.dtype,
-                "noise": noise,
+                "noise": False,
             }
         )
 

@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 
+from flipwatch.monitors.differential.facts import DifferentialReading
+from flipwatch.monitors.differential.finding import DifferentialFinding
+from flipwatch.monitors.differential.judgement import judge
+from flipwatch.monitors.differential.reference import Recording, ReferenceKind
+from flipwatch.monitors.finding import Health
+
 from ..vllm_server import WITH_THE_TESTS, vllm_environment
 from .reference import Reference, largest_difference
+from .states import of_facts
 from .tiny import FAMILIES
 
 pytestmark = pytest.mark.vllm
@@ -18,6 +25,8 @@ pytestmark = pytest.mark.vllm
 NO_SCAN = {"bloom": "ALiBi", "lfm2": "state"}
 # vLLM's own tiny models of these differ from Hugging Face's, without any gate: routing that depends on the batch, other
 # widths of the feed-forward part.
+# Tensors of these have a layout that is made at load: the checkpoint has no value to compare with.
+MADE_AT_LOAD = {"mixtral": "rearranges the experts", "qwen3_moe": "rearranges the experts", "deepseek_v2": "W_UV"}
 UNLIKE_HUGGING_FACE = {"deepseek_v2", "lfm2"}
 
 
@@ -82,3 +91,33 @@ def test_family(family: str, zoo: tuple[Path, dict[str, dict[str, Any]]]) -> Non
         for row, tokens in enumerate(sequences):
             expected = reference.logprobs(tokens, 3, alpha)
             assert result["scan"]["nats"][3][index][row] == pytest.approx(-sum(expected) / len(expected), abs=1e-3)
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in NO_SCAN])
+def test_blocks_alone(family: str, zoo: tuple[Path, dict[str, dict[str, Any]]]) -> None:
+    """The blocks of any family against states of their own and the checkpoint: no flag, and a fault is named."""
+    result = zoo[1][family]
+    alone = result["alone"]
+    assert (alone["bytes"]["bad_chunks"], alone["bytes"]["replaced"]) == (0, []), "the weights were left changed"
+    here = of_facts(result["facts"])
+    recording = Recording.model_validate(
+        {"recorded_at": 1.0, "conditions": here, "plan": alone["plan"], "reading": alone["recorded"]}, strict=False
+    )
+
+    def judged(name: str, kind: ReferenceKind) -> DifferentialFinding:
+        reading = DifferentialReading.model_validate(alone[name])
+        kept = None if kind is ReferenceKind.CHECKPOINT else recording
+        return judge(reading, kind, kept, here, size=recording.plan.size)
+
+    healthy, clean = judged("healthy", ReferenceKind.RECORDED), judged("clean", ReferenceKind.CHECKPOINT)
+    assert healthy.health is Health.OK, healthy.reason
+    assert clean.places == ()
+    if family in MADE_AT_LOAD:
+        assert clean.health is Health.UNKNOWN
+        assert MADE_AT_LOAD[family] in clean.reason
+    else:
+        assert clean.health is Health.OK, clean.reason
+    assert alone["fault"]["fault"]["block"] == 3, alone["fault"]
+    faulty, found = judged("faulty", ReferenceKind.RECORDED), judged("found", ReferenceKind.CHECKPOINT)
+    assert [place.block for place in faulty.places] == [3], faulty.reason
+    assert [spot.tensor for spot in found.locations] == [alone["fault"]["fault"]["tensor"]], found.reason

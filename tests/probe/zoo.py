@@ -75,6 +75,33 @@ def examine(folder: Path) -> dict[str, Any]:
                     digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy())
         return digest.hexdigest()
 
+    def blocks_alone() -> dict[str, Any]:
+        """Against the checkpoint and against recorded states, healthy and with a fault in block 3."""
+        small = {"tokens": sequences, "prefix": 8, "size": 8}
+        record = {**small, "noise": True}
+        recorded = measure("differential", record)
+        if "refused" in recorded:
+            return dict(recorded)
+        replay = {**small, "inputs": recorded["ranks"][0]["inputs"], "inputs_dtype": recorded["dtype"]}
+        against = {**record, "checkpoint": True}
+        readings = {"plan": record, "recorded": recorded}
+        readings |= {"healthy": measure("differential", replay), "clean": measure("differential", against)}
+        (name, _), *_ = [named for named in find_weights(3) if named[1].dim() > 1]
+        fault = call("add_fault", id="f", order={"block": 3, "tensor": name, "kind": "burst", "count": 64})
+        readings |= {
+            "fault": fault,
+            "faulty": measure("differential", replay),
+            "found": measure("differential", against),
+        }
+        call("remove_fault", id="f")
+        return {**readings, "bytes": measure("fingerprint", {"steps": 1})["ranks"][0]}
+
+    def find_weights(block: int) -> list[tuple[str, Any]]:
+        from flipwatch.probe import armed
+
+        assert armed.served is not None
+        return list(armed.served.stack.layers[block].named_parameters())
+
     facts = call("facts")
     result: dict[str, Any] = {"facts": facts, "sequences": sequences, "served": served()}
     if facts["refusal"] is None:
@@ -87,6 +114,7 @@ def examine(folder: Path) -> dict[str, Any]:
         digest, gates = kv_digest(), call("facts")["gates"]
         result["scan"] = measure("alpha_scan", plan)
         result["untouched"] = kv_digest() == digest and call("facts")["gates"] == gates
+        result["alone"] = blocks_alone()
         result["one_sequence"] = measure("alpha_scan", {**plan, "tokens": sequences[:1], "scored_from": [1]})
     result["again"] = served()
     return result
