@@ -185,10 +185,11 @@ async def test_no_states_where_they_could_not_be_clean(
     assert server.steps == []
 
 
-@pytest.mark.parametrize("monitor", ["alpha_scan", "fingerprint"])
+@pytest.mark.parametrize("monitor", ["alpha_scan", "fingerprint", NAME])
 async def test_no_states_of_a_model_that_is_known_to_be_damaged(start: Start, server: FakeServer, monitor: str) -> None:
-    """A recording of a model that another monitor calls failed would approve the damage."""
-    api = await start(mitigation={"mode": "observe"})
+    """A recording of a model that a monitor calls failed, this one by the checkpoint, would approve the damage."""
+    api = await start(mitigation={"mode": "observe"}, differential={"reference": "checkpoint"})
+    server.states.off[4] = 0.5
     server.harm[4] = 5.0
     server.weights.damage(7, 4)
     await _ended(api, await api.post("/v1/scans", {"monitor": monitor}))
@@ -210,6 +211,16 @@ async def test_no_states_with_an_injected_fault(start: Start, server: FakeServer
     refused = await api.post(PATH, {}, who="boss")
     assert (refused.status_code, "1 injected faults" in refused.json()["detail"]) == (409, True)
     assert (await api.get(PATH)).status_code == 404
+
+
+async def test_states_that_depart_from_old_ones_may_be_recorded_anew(start: Start, server: FakeServer) -> None:
+    """Weights that were changed on purpose depart from what was recorded, until they are recorded."""
+    api = await start()
+    await _recorded(api)
+    server.states.off[4] = 0.5
+    assert (await _compared(api))["finding"]["health"] == "failed"
+    assert (await _recorded(api))["recording_refusal"] is None
+    assert (await _states(api))[NAME] == "ok"
 
 
 @pytest.mark.parametrize(
