@@ -7,8 +7,9 @@ Rules, worst first:
                 stream departs
     degraded    as served, the stream departs behind a block though no block does alone; or the loss does behind streams
                 that do not
-    unknown     no rank or no block; a block or a stream that cannot be told; a tensor that the checkpoint has no value
-                for
+    unknown     most tensors are not the checkpoint's: it is not the one that this model was loaded from, and nothing
+                that it says counts; no rank or no block; a block or a stream that cannot be told; a tensor that the
+                checkpoint has no value for
     ok          otherwise
 
 A skipped block is judged like any other, since alone it runs at alpha 1.  The streams and the loss as served are judged
@@ -32,6 +33,7 @@ from .sentences import (
     distance,
     doubted,
     failing,
+    foreign,
     gated,
     healthy,
     losses,
@@ -45,14 +47,17 @@ LOSS_NATS = 0.1
 
 Rounding moves it by a few thousandths, half precision against single by a hundredth."""
 
+FOREIGN_SHARE = 0.5
+"""With so many of the comparable tensors different, the checkpoint is the wrong one; a fault hits few."""
+
 _DEFAULT_SIZE: int = DifferentialPlan.model_fields["size"].default
 
 
 def judge(
     now: DifferentialReading,
     kind: ReferenceKind,
-    recording: Recording | None,
-    conditions: Conditions,
+    recording: Recording | None = None,
+    conditions: Conditions | None = None,
     limit: float | None = None,
     size: int = _DEFAULT_SIZE,
 ) -> DifferentialFinding:
@@ -62,17 +67,20 @@ def judge(
         now: All ranks.
         kind: What it is held against.
         recording: The states of that; None for the checkpoint, whose states are in `now`.
-        conditions: Of `now`.
+        conditions: Of `now`; told where there is a recording.
         limit: Largest relative L2 distance of a block that is allowed; None: what noise explains.
         size: Of the sketches, where there is no recording, whose plan has it.
 
     Raises:
-        ValueError: a recorded or peer reference without a recording; a sketch that cannot be decoded.
+        ValueError: a recorded or peer reference without a recording or conditions; a sketch that cannot be decoded.
     """
-    if recording is None and kind is not ReferenceKind.CHECKPOINT:
-        raise ValueError(f"A reference that is {kind.value} needs a recording.")
+    if kind is ReferenceKind.CHECKPOINT:
+        pairs = pairs_with_checkpoint(now, size)
+    elif recording is not None and conditions is not None:
+        pairs = pairs_with_recording(now, conditions, recording)
+    else:
+        raise ValueError(f"A reference that is {kind.value} needs a recording, and the conditions of now.")
     gates = now.gates
-    pairs = pairs_with_checkpoint(now, size) if recording is None else pairs_with_recording(now, conditions, recording)
     alone = [together(pair.compare(block, STREAM, limit) for pair in pairs) for block in range(len(gates))]
     streams = [] if recording is None else walk(pairs, len(gates), limit)
     whole = all(gate == 1 for gate in [*gates, *([] if recording is None else recording.reading.gates)])
@@ -88,7 +96,12 @@ def judge(
     missing = tuple(dict.fromkeys(sentence for clean in cleans for sentence in clean.not_comparable))
     reference = source(kind, None if recording is None else recording.recorded_at)
     signs = _Signs()
-    if now.ranks and gates:
+    changed, comparable = sum(len(clean.tensors) for clean in cleans), sum(clean.comparable for clean in cleans)
+    if comparable and changed >= FOREIGN_SHARE * comparable:
+        signs.doubts.append(foreign(changed, comparable))
+        found, places = [], []
+        blocks = [block.model_copy(update={"departs": None}) for block in blocks]
+    elif now.ranks and gates:
         signs.of_blocks(blocks, places, reference)
         signs.of_streams(streams, judged=whole and limit is None)
         if whole and limit is None and recording is not None:

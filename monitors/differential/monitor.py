@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING, ClassVar
 from ..monitor import Monitor
 from .facts import NAME, DifferentialPlan, DifferentialReading
 from .finding import DifferentialFinding
+from .judgement import judge
 from .measure import measure, steps
+from .reference import ReferenceKind
 from .view import DissectedView
 
 if TYPE_CHECKING:
@@ -45,5 +47,5 @@ class Differential(Monitor[DissectedView, DifferentialPlan, DifferentialReading,
         return measure(model, plan)
 
     def judge(self, readings: Sequence[DifferentialReading], profile: "Profile | None" = None) -> DifferentialFinding:
-        """Against the checkpoint, whose states the reading has; for a recording see `judgement.judge`."""
-        raise NotImplementedError
+        """Against the checkpoint, whose states the reading has; against a recording: `judgement.judge`."""
+        return judge(readings[-1], ReferenceKind.CHECKPOINT, None)

@@ -62,6 +62,14 @@ def without_value(sentences: Sequence[str]) -> str:
     return f"{count(len(sentences), 'tensor')} {has} no value in the checkpoint, first: {sentences[0].rstrip('.')}"
 
 
+def foreign(changed: int, comparable: int) -> str:
+    """The files are those of another model."""
+    return (
+        f"{changed} of {count(comparable, 'tensor')} are not the checkpoint's: these files are not what the model was "
+        "loaded from, and nothing is judged by them"
+    )
+
+
 def counted(locations: Sequence[Location]) -> str:
     """What was found in one block: the first in full."""
     more = f" (and {len(locations) - 1} more)" if len(locations) > 1 else ""

@@ -165,3 +165,21 @@ def test_the_size_of_the_sketches_is_the_plans() -> None:
     now = reading(states(noise=QUIET, clean=clean()))
     with pytest.raises(ValueError, match="no whole rows of 32 numbers"):
         judge(now, ReferenceKind.CHECKPOINT, None, conditions())
+
+
+def test_another_models_checkpoint_is_not_believed() -> None:
+    """Half of the tensors differ: the files are the wrong ones, so no block is flagged and no repair suggested."""
+    faults = {block: from_module("mlp.up_proj", moved(0.2)) for block in range(BLOCKS)}
+    apart = {"tensors": [difference(0, f"mlp.{at}") for at in range(5)]}
+    foreign = clean(**{f"b{block}": apart for block in range(BLOCKS)})
+    finding = against_checkpoint(reading(states(faults, noise=QUIET, clean=foreign)))
+    assert (finding.health, finding.action) == (Health.UNKNOWN, Action.INVESTIGATE)
+    assert (finding.places, finding.locations) == ((), ())
+    assert {block.departs for block in finding.blocks} == {None}
+    assert finding.reason == (
+        "30 of 54 tensors are not the checkpoint's: these files are not what the model was loaded from, and nothing is "
+        "judged by them"
+    )
+    one_less = clean(**{f"b{block}": apart for block in range(BLOCKS - 1)})
+    # 25 of 54.
+    assert against_checkpoint(reading(states(faults, noise=QUIET, clean=one_less))).health is Health.FAILED
