@@ -22,6 +22,8 @@ from .stand_ins import load_context, one_line, stand_ins
 _PLAIN_EXPERTS = {"TRITON", "BATCHED_TRITON"}
 _UNKNOWN = "It is no parameter and no buffer that a checkpoint holds."
 _NOT_FILLED = "No tensor of the checkpoint fills it."
+# Values that are compared at once.
+_SLICE = 2**17
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,8 @@ def differing(model: nn.Module, vllm_config: Any, stack: Stack) -> Iterator[Comp
     Raises:
         CheckpointUnusable: the checkpoint cannot be read, or its blocks cannot be told.
     """
-    live = _live(model)
-    once = {id(tensor): name for name, tensor in reversed(live.items())}
-    groups = by_block(once.values(), stack)
+    live = _once(_live(model))
+    groups = by_block(live, stack)
     tensors = tensors_by_block(checkpoint_folder(vllm_config), model, stack)
     for block in [*sorted(stack.layers), None]:
         yield _compare(model, vllm_config, block, {n: live[n] for n in sorted(groups.get(block, []))}, tensors)
@@ -109,7 +110,7 @@ def fresh_block(
     Returns:
         Name -> a tensor on the CPU with shape, strides and type of the live one; name -> reason.
     """
-    live = _live(model)
+    live = _once(_live(model))
     mine = {name: live[name] for name in by_block(live, stack).get(block, [])}
     filled, missing = _fresh(model, vllm_config, mine, tensors.get(block, {}))
     return {name: found.values for name, found in filled.items()}, missing
@@ -123,6 +124,12 @@ def _live(model: nn.Module) -> dict[str, Tensor]:
             if buffer is not None and key not in module._non_persistent_buffers_set:
                 live[f"{path}.{key}" if path else key] = buffer
     return live
+
+
+def _once(live: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Each tensor by the first of its names."""
+    first = {id(tensor): name for name, tensor in reversed(live.items())}
+    return {name: live[name] for name in reversed(first.values())}
 
 
 def by_block(names: Iterable[str], stack: Stack) -> dict[int | None, list[str]]:
@@ -177,7 +184,7 @@ def _compare(
     filled, missing = _fresh(model, vllm_config, live, tensors.get(block, {}))
     result = Comparison(block, not_comparable=missing)
     for name, found in filled.items():
-        if count := int((bits(found.values) != bits(live[name].detach().cpu())).sum()):
+        if count := found.values.numel() - _count(_same(found.values, live[name], flipped=False)):
             result.different[name] = count
         else:
             result.equal.append(name)
@@ -213,17 +220,19 @@ def _fill(
     filled = {}
     partly = {}
     for name, tensor in wanted.items():
-        untouched = bits(first[name]) == ~bits(tensor.detach().cpu())
-        if not untouched.any():
-            filled[name] = _Filled(first[name].as_subclass(Tensor), 0)
-        elif not untouched.all():
-            partly[name] = untouched
+        start = first.pop(name)
+        untouched = _count(_same(start, tensor, flipped=True))
+        if not untouched:
+            filled[name] = _Filled(start.as_subclass(Tensor), 0)
+        elif untouched < tensor.numel():
+            partly[name] = list(_same(start, tensor, flipped=True))
     if partly:
         second = {name: _start(wanted[name], flipped=False) for name in partly}
         _load(model, vllm_config, {id(wanted[name]): start for name, start in second.items()}, tensors)
-        for name, untouched in partly.items():
-            unfilled = untouched & (bits(second[name]) == bits(wanted[name].detach().cpu()))
-            filled[name] = _Filled(second[name].as_subclass(Tensor), int(unfilled.sum()))
+        for name, untouched_slices in partly.items():
+            pairs = zip(untouched_slices, _same(second[name], wanted[name], flipped=False), strict=True)
+            unfilled = _count(untouched & same for untouched, same in pairs)
+            filled[name] = _Filled(second[name].as_subclass(Tensor), unfilled)
     return filled
 
 
@@ -233,11 +242,33 @@ def _start(live: Tensor, *, flipped: bool) -> Tensor:
     On the CPU: a busy device has no room for a second copy of a block.
     """
     start = torch.empty_strided(live.shape, live.stride(), dtype=live.dtype)
-    values = bits(live.detach().cpu())
-    bits(start).copy_(~values if flipped else values)
+    values = bits(start).copy_(bits(live.detach()))
+    if flipped:
+        values.bitwise_not_()
     start.__class__ = live.__class__
     start.__dict__ = dict(live.__dict__)
     return start
+
+
+def _same(start: Tensor, live: Tensor, *, flipped: bool) -> Iterator[Tensor]:
+    """Which values are the live ones, or their complement, bit for bit, slice by slice: what is computed stays small
+    beside the tensor."""
+    for mine, theirs in zip(_slices(start), _slices(live), strict=True):
+        right = theirs.cpu()
+        yield mine == (~right if flipped else right)
+
+
+def _slices(tensor: Tensor) -> tuple[Tensor, ...]:
+    """The bits of a tensor in runs of rows."""
+    whole = bits(tensor.detach())
+    if whole.dim() == 0:
+        whole = whole[None]
+    slices: tuple[Tensor, ...] = torch.split(whole, max(1, _SLICE * len(whole) // whole.numel()))
+    return slices
+
+
+def _count(masks: Iterable[Tensor]) -> int:
+    return sum(int(mask.sum()) for mask in masks)
 
 
 def _load(model: Any, vllm_config: Any, instead: dict[int, Tensor], tensors: dict[str, StoredTensor]) -> None:
