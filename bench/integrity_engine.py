@@ -40,14 +40,14 @@ class Engine:
     _ids: "itertools.count[int]" = field(default_factory=itertools.count)
 
     @classmethod
-    def start(cls, model: Path) -> "Engine":
-        """Load `model` in bf16, eager, one thread.  Raises `RuntimeError` where the probe has no baseline of it."""
+    def start(cls, model: Path, dtype: str = "bfloat16") -> "Engine":
+        """Load `model`, eager, one thread.  Raises `RuntimeError` where the probe has no baseline of it."""
         os.environ.update(_ENVIRONMENT)
         from vllm import LLM
 
         llm = LLM(
             model=str(model),
-            dtype="bfloat16",
+            dtype=dtype,
             enforce_eager=True,
             max_model_len=MAX_TOKENS,
             max_num_seqs=8,
