@@ -62,6 +62,22 @@ class RecordOrder(Order):
     reason: str = Field(min_length=1, max_length=500, description="What was changed: it is kept in the audit log.")
 
 
+class CorrectionOrder(Order):
+    """Tensors that were wrong when the baseline was taken, as a comparison with the checkpoint says."""
+
+    tensors: list[Annotated[str, Field(min_length=1, max_length=500)]] = Field(
+        min_length=1, max_length=100, description="Full names, each once, as a finding of the differential monitor has."
+    )
+    reason: str = Field(min_length=1, max_length=500, description="Why: it is kept in the audit log.")
+
+    @field_validator("tensors")
+    @classmethod
+    def _each_once(cls, tensors: list[str]) -> list[str]:
+        if len(set(tensors)) != len(tensors):
+            raise ValueError("name each tensor once")
+        return tensors
+
+
 class IntegrityView(View):
     """What is known about the bytes of the served model."""
 

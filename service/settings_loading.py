@@ -20,8 +20,17 @@ CONFIG_VARIABLE = "FLIPWATCH_CONFIG"
 # these names are known here and mean nothing.
 PROBE_VARIABLES = frozenset({"FLIPWATCH_DISABLE", "FLIPWATCH_FAULTS", "FLIPWATCH_CPU_PLAIN_WEIGHTS"})
 
-# Read by the command line (`service/cli/client.py`) and by the set-up script; an operator exports them once.
-OTHER_VARIABLES = frozenset({"FLIPWATCH_URL", "FLIPWATCH_TOKEN", "FLIPWATCH_CACHE"})
+# Read by the command line (`client.py` and `compare.py` of `service/cli`) and by the set-up script; an operator exports
+# them once.
+OTHER_VARIABLES = frozenset(
+    {
+        "FLIPWATCH_URL",
+        "FLIPWATCH_TOKEN",
+        "FLIPWATCH_PEER_PROBE_TOKEN",
+        "FLIPWATCH_PEER_API_KEY",
+        "FLIPWATCH_CACHE",
+    }
+)
 
 # Kubernetes puts these into every pod beside a Service named `flipwatch`.
 _SERVICE_LINKS = re.compile(r"FLIPWATCH_(SERVICE_(HOST|PORT.*)|PORT(_.*)?)")

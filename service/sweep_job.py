@@ -7,8 +7,11 @@ import structlog
 
 from ..monitors.fingerprint.facts import (
     COMPARE,
+    CORRECT,
     RECORD,
     CheckpointReading,
+    Corrected,
+    CorrectionPlan,
     FileDigest,
     FingerprintPlan,
     FingerprintReading,
@@ -29,6 +32,7 @@ from .watcher import Watcher
 
 _CHECKED = "checkpoint checked"
 _RECORDED = "fingerprint recorded"
+_CORRECTED = "fingerprint corrected"
 _EVENTS = 10_000
 
 _log = structlog.get_logger(__name__)
@@ -76,7 +80,7 @@ class Sweeps:
 
         async def measure(note: Note) -> Outcome:
             facts, seals = await self._look()
-            progress = await self._measure(RECORD, facts, seals, note)
+            progress = await self._measure(RECORD, facts, _whole(seals), note)
             recorded = Recorded.model_validate(progress.reading)
             self._audit(_RECORDED, actor, reason=reason, changed_chunks=recorded.changed_chunks)
             seals = seals.model_copy(update={"ranks": recorded.ranks})
@@ -87,13 +91,33 @@ class Sweeps:
 
         return Job(NAME, ScanTrigger.BASELINE, measure)
 
+    def correct(self, tensors: list[str], reason: str, actor: str) -> Job:
+        """The checkpoint's values of these tensors become their baseline, because that was wrong; then a sweep.
+
+        Nothing is written to the served weights: the sweep finds them changed, and a repair can put them right.
+        """
+
+        async def measure(note: Note) -> Outcome:
+            facts, seals = await self._look()
+            progress = await self._measure(CORRECT, facts, CorrectionPlan(tensors=tensors), note)
+            ranks = Corrected.model_validate(progress.reading).ranks
+            corrected = sorted({tensor for rank in ranks for tensor in rank.corrected})
+            refused = sorted({sentence for rank in ranks for sentence in rank.refused})
+            self._audit(_CORRECTED, actor, reason=reason, corrected=corrected, refused=refused)
+            if refused:
+                others = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+                raise ScanError(f"{len(corrected)} of {len(tensors)} were corrected: {refused[0]}{others}")
+            return await self._swept(facts, seals, note, before=progress.steps_done)
+
+        return Job(NAME, ScanTrigger.BASELINE, measure)
+
     def check(self, trigger: ScanTrigger, actor: str) -> Job:
         """The checkpoint's files against the manifest, and memory against the files; then a sweep."""
 
         async def measure(note: Note) -> Outcome:
             facts, seals = await self._look()
             files = await self._digests()
-            progress = await self._measure(COMPARE, facts, seals, note)
+            progress = await self._measure(COMPARE, facts, _whole(seals), note)
             await self._measurer.same_process(facts)
             verdict = self._verdict(facts, files, CheckpointReading.model_validate(progress.reading))
             self._live.integrity.verdict = verdict
@@ -148,7 +172,7 @@ class Sweeps:
     async def _sweep(
         self, facts: ModelFacts, seals: IntegrityFacts, note: Note, *, before: int = 0, duty: float | None = None
     ) -> FingerprintReading:
-        progress = await self._measure(NAME, facts, seals, note, before=before, duty=duty)
+        progress = await self._measure(NAME, facts, _whole(seals), note, before=before, duty=duty)
         await self._measurer.same_process(facts)
         reading = FingerprintReading.model_validate(progress.reading)
         self._live.integrity.reading = reading
@@ -158,13 +182,12 @@ class Sweeps:
         self,
         name: str,
         facts: ModelFacts,
-        seals: IntegrityFacts,
+        plan: FingerprintPlan | CorrectionPlan,
         note: Note,
         *,
         before: int = 0,
         duty: float | None = None,
     ) -> Progress:
-        plan = FingerprintPlan(steps=seals.steps)
         order = MeasureOrder(monitor=name, plan=plan.model_dump(mode="json"))
         return await self._measurer.run(order, facts, note, before=before, duty=duty)
 
@@ -193,6 +216,10 @@ class Sweeps:
             self._store.add_event(Event(at=self._now(), actor=actor, what=what, detail=detail))
         except StoreError as full:
             _log.error("event not stored", what=what, reason=str(full))
+
+
+def _whole(seals: IntegrityFacts) -> FingerprintPlan:
+    return FingerprintPlan(steps=seals.steps)
 
 
 def _after_a_change(verdict: CheckpointVerdict | None) -> CheckpointVerdict | None:

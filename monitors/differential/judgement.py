@@ -92,7 +92,8 @@ def judge(
         for block, there in zip(blocks, found, strict=True)
         if there.locations
     ]
-    nats, reference_nats = _mean(now), None if recording is None else _mean(recording.reading)
+    nats = None if recording is None else _mean(now, recording.plan)
+    reference_nats = None if recording is None else _mean(recording.reading, recording.plan)
     missing = tuple(dict.fromkeys(sentence for clean in cleans for sentence in clean.not_comparable))
     reference = source(kind, None if recording is None else recording.recorded_at)
     signs = _Signs()
@@ -224,11 +225,13 @@ def _block(block: int, gate: float, alone: Comparison, streams: Sequence[Compari
     )
 
 
-def _mean(reading: DifferentialReading) -> float | None:
-    """Mean loss of the sequences, of the first rank that has logits; None where one of them is not finite."""
+def _mean(reading: DifferentialReading, plan: DifferentialPlan) -> float | None:
+    """Mean loss of the tokens, of the first rank that has logits; None where that of a sequence is not finite."""
     nats = next((rank.nats for rank in reading.ranks if any(loss is not None for loss in rank.nats)), [])
-    finite = [loss for loss in nats if loss is not None]
-    return sum(finite) / len(finite) if finite and len(finite) == len(nats) else None
+    # No token predicts the first one.
+    counts = [len(row) - 1 for row in plan.tokens]
+    finite = [loss * count for loss, count in zip(nats, counts, strict=True) if loss is not None] if nats else []
+    return sum(finite) / sum(counts) if finite and len(finite) == len(nats) else None
 
 
 def _notes(

@@ -102,6 +102,13 @@ def _print(body: Json, *, all_blocks: bool) -> None:
         console().print(f"{hidden} more block{'s' * (hidden > 1)} with --all")
     if finding.locations:
         _print_locations(finding.locations)
+    if named := sorted({spot.tensor for spot in finding.locations if spot.tensor is not None}):
+        console().print(
+            "`flipwatch mitigate repair` puts changed weights right; where it finds nothing changed, they were wrong "
+            f"when the baseline was taken: `flipwatch integrity correct {' '.join(named)} --reason TEXT` first.",
+            markup=False,
+            soft_wrap=True,
+        )
     for sentence in finding.not_comparable:
         console().print(f"not comparable: {sentence}", markup=False)
     console().print(_told(finding.effort))

@@ -51,6 +51,20 @@ def record(
 
 
 @app.command()
+def correct(
+    tensors: Annotated[list[str], typer.Argument(help="Full names, as `flipwatch differential scan` shows them.")],
+    reason: Annotated[str, typer.Option(help="Why the baseline is wrong; it is kept in the audit log.")],
+    as_json: AsJson = False,
+) -> None:
+    """Take the checkpoint's values as the baseline of tensors that were wrong when it was taken.
+
+    The served weights stay as they are: the sweep that follows shows them as changed, and `flipwatch mitigate repair`
+    puts them right. Exit code as for sweep.
+    """
+    _follow(f"{_PATH}/corrections", {"tensors": tensors, "reason": reason}, as_json)
+
+
+@app.command()
 def check(as_json: AsJson = False) -> None:
     """Hold the checkpoint's files against the manifest, and memory against them; exit code as for sweep."""
     _follow(f"{_PATH}/checkpoint", {}, as_json, checkpoint=True)

@@ -4,7 +4,7 @@ from fastapi import APIRouter, Response
 
 from ..problem import Kind, ProblemError, responses
 from ..records import Event, ScanTrigger
-from ..schemas import Accepted, IntegrityView, RecordOrder
+from ..schemas import Accepted, CorrectionOrder, IntegrityView, RecordOrder
 from . import access
 from .access import GUARDED, READING, Admin, Reader, TheSidecar
 
@@ -44,6 +44,20 @@ async def record_integrity(sidecar: TheSidecar, caller: Admin, response: Respons
     record = sidecar.runner.start(sidecar.sweeps.record(order.reason, caller.name))
     detail = {"scan_id": record.id, "reason": order.reason}
     sidecar.store.add_event(Event(at=sidecar.now(), actor=caller.name, what="fingerprint asked for", detail=detail))
+    response.headers["location"] = f"/v1/scans/{record.id}"
+    return Accepted(id=record.id, state=record.state)
+
+
+@router.post("/corrections", operation_id="correctIntegrity", status_code=202, responses=_STARTS)
+async def correct_integrity(sidecar: TheSidecar, caller: Admin, response: Response, order: CorrectionOrder) -> Accepted:
+    """The baseline of these tensors was wrong: take the checkpoint's values for it.
+
+    The served weights stay as they are; the sweep that follows says that they differ, and a repair puts them right.
+    """
+    await sidecar.watcher.look()
+    record = sidecar.runner.start(sidecar.sweeps.correct(order.tensors, order.reason, caller.name))
+    detail = {"scan_id": record.id, **order.model_dump()}
+    sidecar.store.add_event(Event(at=sidecar.now(), actor=caller.name, what="correction asked for", detail=detail))
     response.headers["location"] = f"/v1/scans/{record.id}"
     return Accepted(id=record.id, state=record.state)
 

@@ -6,6 +6,7 @@ server.integrity.different = ["..."]           # what the comparison with the ch
 server.integrity.not_covered = [...]           # NotCovered
 server.integrity.refusal = "..."               # there are no baselines
 server.integrity.checkpoint_refusal = "..."    # the files cannot be read
+server.integrity.wrong = {"model.layers.4.mlp.up_proj.weight": (7, 4)}    # what a correction makes bad: chunk, block
 server.integrity.old = True                    # a probe from before there were fingerprints
 """
 
@@ -14,12 +15,12 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
 
-from flipwatch.monitors.fingerprint.facts import COMPARE, RECORD, FileOrder, NotCovered
+from flipwatch.monitors.fingerprint.facts import COMPARE, CORRECT, RECORD, FileOrder, NotCovered
 from flipwatch.monitors.wire import PREFIX
 
 from .fake_weights import CHUNK_BYTES, FakeWeights
 
-MEASURES = ("fingerprint", RECORD, COMPARE)
+MEASURES = ("fingerprint", RECORD, COMPARE, CORRECT)
 
 
 class FakeIntegrity:
@@ -40,6 +41,7 @@ class FakeIntegrity:
         """A baseline of good bytes, and a checkpoint that is the same."""
         self.different: list[str] = []
         self.recorded_at = 1000.0
+        self.wrong: dict[str, tuple[int, int]] = {}
 
     def seals(self) -> list[dict[str, Any]]:
         """The baselines."""
@@ -63,8 +65,16 @@ class FakeIntegrity:
             for rank in range(self.weights.ranks)
         ]
 
-    def reading(self, monitor: str) -> dict[str, Any]:
+    def reading(self, monitor: str, plan: dict[str, Any]) -> dict[str, Any]:
         """What a measurement reads at its end."""
+        if monitor == CORRECT:
+            known = [tensor for tensor in plan["tensors"] if tensor in self.wrong]
+            for tensor in known:
+                self.weights.damage(*self.wrong[tensor])
+            refused = [
+                f"{tensor}: The checkpoint has no such tensor." for tensor in plan["tensors"] if "lost" in tensor
+            ]
+            return {"ranks": [{"seal": seal, "corrected": known, "refused": refused} for seal in self.seals()]}
         if monitor == RECORD:
             changed = len(self.weights.bad)
             self.weights.reload()

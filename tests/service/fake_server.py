@@ -203,7 +203,7 @@ class FakeServer:
             return self._reading(measurement["plan"])
         if "states" in measurement:
             return self.states.reading(measurement["states"], list(self.gates))
-        return self.integrity.reading(measurement["monitor"])
+        return self.integrity.reading(measurement["monitor"], measurement["order"])
 
     # HTTP
 
@@ -330,7 +330,8 @@ class FakeServer:
         def order(body: MeasureOrder) -> Response:
             name = uuid.uuid4().hex
             if body.monitor in MEASURES:
-                self._measurements = {name: {"monitor": body.monitor, "done": 0, "total": body.plan["steps"]}}
+                total = body.plan["steps"] if "steps" in body.plan else len(body.plan["tensors"])
+                self._measurements = {name: {"monitor": body.monitor, "order": body.plan, "done": 0, "total": total}}
                 return JSONResponse(self._progress(name, 0.0), 201)
             if not self.armed or self.scan_refusal is not None:
                 return _problem(501, self.scan_refusal or "ToyLayer is not supported.")

@@ -422,6 +422,18 @@ def test_integrity_of_good_weights_is_code_0(desk: Desk) -> None:
     assert desk.json("integrity", "check")["verdict"]["problems"] == []
 
 
+def test_integrity_correct_shows_what_is_wrong_now(desk: Desk) -> None:
+    """Exit code 1: the sweep behind the correction finds the chunk; without a reason it is a mistake."""
+    desk.vllm.integrity.wrong = {"model.layers.4.mlp.up_proj.weight": (7, 4)}
+    done = desk.run("integrity", "correct", "model.layers.4.mlp.up_proj.weight", "--reason", "bad shard")
+    assert done.returncode == 1, done.stderr
+    assert "1 of 40 chunks differs" in done.stdout
+    desk.refused("integrity", "correct", "model.layers.4.mlp.up_proj.weight", words="--reason")
+    desk.refused("integrity", "correct", "a", "a", "--reason", "x", words="name each tensor once")
+    desk.vllm.weights.reload()
+    assert desk.run("integrity", "sweep").returncode == 0
+
+
 def test_integrity_of_changed_weights_is_code_1(desk: Desk) -> None:
     """The chunk is named with tensor and block; a new baseline needs a reason and makes it good."""
     desk.vllm.weights.damage(7, 4)
@@ -473,6 +485,9 @@ def test_differential_against_the_checkpoint_names_the_tensor(desk: Desk) -> Non
     scan = desk.json("differential", "scan", "--reference", "checkpoint", code=1)
     assert [location["block"] for location in scan["finding"]["locations"]] == [4, 6]
     assert "differential failed: " in desk.run("status").stdout
+    desk.refused("differential", "record", words="down_proj")
+    desk.vllm.states.off = {}
+    assert desk.run("differential", "scan", "--reference", "checkpoint").returncode == 0
 
 
 def test_differential_from_record_to_remove(desk: Desk) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from flipwatch.service.compared import Comparison
 from flipwatch.service.measuring import Measurer
+from flipwatch.service.settings import load_settings
 
 from .compare_rig import LAYERS, Done, call, make, refused
 from .fake_server import PROBE_TOKEN, FakeServer
@@ -197,3 +198,10 @@ def test_a_folder_beside_a_server(compare: Call, server: FakeServer, tmp_path: P
         other.architecture = "LlamaForCausalLM"
         refused(compare(folder, other.url), "give other ids for the same text")
         assert other.states.plans == []
+
+
+def test_a_sidecar_does_not_mind_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exported for a comparison, they do not keep `flipwatch serve` from starting in the same shell."""
+    monkeypatch.setenv("FLIPWATCH_PEER_PROBE_TOKEN", "a-token")
+    monkeypatch.setenv("FLIPWATCH_PEER_API_KEY", "a-key")
+    assert load_settings().vllm.api_key is None

@@ -285,6 +285,61 @@ async def test_a_new_baseline_without_a_reason_is_422(start: Start, server: Fake
     assert "POST /measurements" not in server.seen
 
 
+_WRONG = "model.layers.4.mlp.up_proj.weight"
+
+
+async def _corrected(api: Any, *tensors: str) -> dict[str, Any]:
+    """A baseline that was wrong."""
+    body = {"tensors": list(tensors), "reason": "bad shard"}
+    return await _ended(api, await api.post("/v1/integrity/corrections", body, who="boss"))
+
+
+async def test_a_wrong_baseline_is_corrected_and_the_weights_repaired(start: Start, server: FakeServer) -> None:
+    """The correction writes nothing: the sweep behind it finds the chunk, and the repair that exists puts it right."""
+    api = await start()
+    server.integrity.wrong = {_WRONG: (7, 4)}
+    assert (await _swept(api))["finding"]["health"] == "ok"
+    finding = (await _corrected(api, _WRONG))["finding"]
+    assert (finding["health"], finding["bad_chunks"], finding["action"]) == ("failed", 1, "repair")
+    assert server.weights.repaired == set()
+    [asked] = await _events(api, "correction asked for")
+    assert (asked["actor"], asked["detail"]["tensors"], asked["detail"]["reason"]) == ("boss", [_WRONG], "bad shard")
+    [done] = await _events(api, "fingerprint corrected")
+    assert done["detail"] == {"reason": "bad shard", "corrected": [_WRONG], "refused": []}
+    accepted = await api.post("/v1/mitigations", {"action": "repair"})
+    assert accepted.status_code == 202
+    await api.sidecar.mitigator.settled()
+    assert server.weights.repaired == {4}
+
+
+async def test_a_correction_that_fails_is_no_good_news(start: Start, server: FakeServer) -> None:
+    """What the checkpoint has no value for ends the scan as unknown, with the reason; the rest stays corrected."""
+    api = await start()
+    server.integrity.wrong = {_WRONG: (7, 4)}
+    scan = await _corrected(api, _WRONG, "lost.weight")
+    assert (scan["state"], scan["finding"]["health"]) == ("failed", "unknown")
+    assert scan["error"] == "1 of 2 were corrected: lost.weight: The checkpoint has no such tensor."
+    assert (await _swept(api))["finding"]["bad_chunks"] == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"tensors": [], "reason": "x"},
+        {"tensors": ["a"]},
+        {"tensors": ["a", "a"], "reason": "x"},
+        {"tensors": ["a"], "reason": ""},
+        {"tensors": "a", "reason": "x"},
+    ],
+)
+async def test_a_wrong_correction_is_422(start: Start, server: FakeServer, body: object) -> None:
+    """No tensor, no reason, a tensor twice: nothing is asked of the probe."""
+    api = await start()
+    assert (await api.post("/v1/integrity/corrections", body, who="boss")).status_code == 422
+    assert (await api.post("/v1/integrity/corrections", {"tensors": ["a"], "reason": "x"})).status_code == 403
+    assert "POST /measurements" not in server.seen
+
+
 async def test_the_page_tells_of_the_weights(start: Start, server: FakeServer) -> None:
     """The fingerprint's verdict with its sentence, its alert, and whose each of the last scans was."""
     api = await start(mitigation={"mode": "observe"})

@@ -299,3 +299,11 @@ def test_a_finding_is_json() -> None:
     """Infinite distances do not stand in the way of it."""
     finding = held(reading(states({3: {STREAM: NOT_FINITE}}, walk={4: NOT_FINITE})))
     assert DifferentialFinding.model_validate_json(finding.model_dump_json()) == finding
+
+
+def test_the_loss_is_that_of_the_tokens() -> None:
+    """Sequences weigh as many tokens as are predicted in them: 3 and 1."""
+    then = recording(states(noise=QUIET, walk_noise=QUIET, nats=[2.0, 4.0]))
+    plan = then.plan.model_copy(update={"tokens": [[1, 2, 3, 4], [5, 6]]})
+    finding = held(reading(states(nats=[3.0, 4.0])), then.model_copy(update={"plan": plan}))
+    assert (finding.nats, finding.reference_nats) == (3.25, 2.5)
