@@ -1,16 +1,7 @@
-"""The sidecar's memory: one SQLite file in WAL mode, one process, one writer.
-
-    StoreError      the file is locked, corrupt, not ours, or written by a newer Flipwatch
-
-The file is held exclusively for as long as the store is open: two sidecars that both believe that they own the
-gates of one server would undo each other.  It must lie on a local disk (WAL does not work on NFS).
-"""
+"""The sidecar's memory: what is kept of scans, findings, mitigations, references and the audit log, and how long."""
 
 import json
 import sqlite3
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +9,14 @@ from pydantic import BaseModel
 
 from ..monitors.alpha_scan import Profile
 from ..monitors.differential.reference import Recording
+from .database import Database
+from .database import StoreError as StoreError
 from .records import IN_FLIGHT, Event, FindingRecord, MitigationRecord, MitigationState, ScanRecord
-from .store_schema import APPLICATION_ID, SCHEMA_VERSION, upgrade
+from .store_schema import SCHEMA_VERSION
 
 # Failed ones stay for good: they are few and worth reading.
 _CLOSED = (MitigationState.REVERTED, MitigationState.REPAIRED, MitigationState.DRY_RUN)
 _ENDED = ("done", "failed")
-
-
-class StoreError(Exception):
-    """The store cannot be used; one sentence that says why and what to do."""
 
 
 class Store:
@@ -51,63 +40,26 @@ class Store:
         readings_bytes: int = 64 * 2**20,
         busy_seconds: float = 5.0,
     ) -> None:
-        self._name = "the store in memory" if path is None else str(path)
         self._keep = keep
         self._keep_failed = keep_failed
         self._keep_events = keep_events
         self._readings_bytes = readings_bytes
-        self._lock = threading.Lock()
-        with self._told():
-            self._db = sqlite3.connect(
-                ":memory:" if path is None else path, isolation_level=None, check_same_thread=False
-            )
-        try:
-            with self._told():
-                self._open(busy_seconds)
-        except StoreError:
-            self._db.close()
-            raise
-
-    def _open(self, busy_seconds: float) -> None:
-        self._db.execute(f"PRAGMA busy_timeout = {round(busy_seconds * 1000)}")
-        self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        owner = self._db.execute("PRAGMA application_id").fetchone()[0]
-        empty = self._db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0] == 0
-        if not empty and owner != APPLICATION_ID:
-            raise StoreError(f"{self._name} is a database of another program: point data_dir somewhere else")
-        if version > SCHEMA_VERSION:
-            raise StoreError(
-                f"{self._name} was written by a newer Flipwatch (schema {version}, this one knows {SCHEMA_VERSION}): "
-                "upgrade, or point data_dir somewhere else"
-            )
-        self._db.execute("PRAGMA journal_mode = WAL")
-        # A crash of this process loses nothing with NORMAL.  A crash of the machine may lose the last commits, but
-        # takes the gates of the vLLM beside it along.
-        self._db.execute("PRAGMA synchronous = NORMAL")
-        # Takes the exclusive lock now: a second sidecar fails at its start and not at its first write.
-        self._db.execute("BEGIN IMMEDIATE")
-        damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if damage != "ok":
-            raise self._corrupt(damage)
-        upgrade(self._db, 0 if empty else version)
-        self._db.execute("COMMIT")
+        self._file = Database(path, busy_seconds)
 
     def close(self) -> None:
         """Let go of the file.  The store cannot be used afterwards."""
-        with self._lock:
-            self._db.close()
+        self._file.close()
 
     def touch(self) -> None:
         """Write what is there already; raises `StoreError` where nothing could be stored."""
-        with self._transaction() as db:
+        with self._file.transaction() as db:
             db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     # Scans and findings
 
     def save_scan(self, scan: ScanRecord) -> None:
         """Insert the scan, or replace the one of the same id."""
-        with self._transaction() as db:
+        with self._file.transaction() as db:
             db.execute(
                 "INSERT INTO scans VALUES (?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
                 "state = excluded.state, finding_id = excluded.finding_id, body = excluded.body",
@@ -118,23 +70,23 @@ class Store:
 
     def scan(self, scan_id: str) -> ScanRecord | None:
         """The scan of this id, or None."""
-        row = self._one("SELECT body FROM scans WHERE id = ?", scan_id)
+        row = self._file.one("SELECT body FROM scans WHERE id = ?", scan_id)
         return None if row is None else ScanRecord.model_validate_json(row)
 
     def scans(self, limit: int = 100) -> list[ScanRecord]:
         """The last scans, newest first."""
-        rows = self._all("SELECT body FROM scans ORDER BY created_at DESC, rowid DESC LIMIT ?", limit)
+        rows = self._file.all("SELECT body FROM scans ORDER BY created_at DESC, rowid DESC LIMIT ?", limit)
         return [ScanRecord.model_validate_json(row) for row in rows]
 
     def open_scans(self) -> list[ScanRecord]:
         """Scans that are queued or running, oldest first: at start, those that a killed sidecar left behind."""
-        rows = self._all("SELECT body FROM scans WHERE state NOT IN ('done', 'failed') ORDER BY created_at, rowid")
+        rows = self._file.all("SELECT body FROM scans WHERE state NOT IN ('done', 'failed') ORDER BY created_at, rowid")
         return [ScanRecord.model_validate_json(row) for row in rows]
 
     def add_finding(self, finding: FindingRecord, readings: list[dict[str, Any]] | None = None) -> None:
         """Keep a finding, with the readings that it was judged from."""
         text = None if not readings else json.dumps(readings, allow_nan=False, separators=(",", ":"))
-        with self._transaction() as db:
+        with self._file.transaction() as db:
             db.execute(
                 "INSERT INTO findings VALUES (?, ?, ?, ?, ?, ?)",
                 (finding.id, finding.monitor, finding.health, finding.created_at, finding.model_dump_json(), text),
@@ -143,12 +95,12 @@ class Store:
 
     def finding(self, finding_id: str) -> FindingRecord | None:
         """The finding of this id, or None."""
-        row = self._one("SELECT body FROM findings WHERE id = ?", finding_id)
+        row = self._file.one("SELECT body FROM findings WHERE id = ?", finding_id)
         return None if row is None else FindingRecord.model_validate_json(row)
 
     def findings(self, limit: int = 100, monitor: str | None = None, *, judged: bool = False) -> list[FindingRecord]:
         """The last findings, newest first, of one monitor or of all; `judged` leaves the `unknown` ones out."""
-        rows = self._all(
+        rows = self._file.all(
             "SELECT body FROM findings WHERE (?1 IS NULL OR monitor = ?1) AND NOT (?2 AND health = 'unknown') "
             "ORDER BY created_at DESC, rowid DESC LIMIT ?3",
             monitor,
@@ -159,7 +111,7 @@ class Store:
 
     def readings(self, finding_id: str) -> list[dict[str, Any]] | None:
         """The readings behind a finding; None when there were none or they had to go to save space."""
-        row = self._one("SELECT reading FROM findings WHERE id = ?", finding_id)
+        row = self._file.one("SELECT reading FROM findings WHERE id = ?", finding_id)
         if row is None:
             return None
         readings: list[dict[str, Any]] = json.loads(row)
@@ -169,7 +121,7 @@ class Store:
 
     def save_mitigation(self, mitigation: MitigationRecord, event: Event | None = None) -> None:
         """Insert or replace the mitigation; with its line in the audit log, both or none."""
-        with self._transaction() as db:
+        with self._file.transaction() as db:
             db.execute(
                 "INSERT INTO mitigations VALUES (?, ?, ?, ?) "
                 "ON CONFLICT (id) DO UPDATE SET state = excluded.state, body = excluded.body",
@@ -185,19 +137,19 @@ class Store:
 
     def mitigation(self, mitigation_id: str) -> MitigationRecord | None:
         """The mitigation of this id, or None."""
-        row = self._one("SELECT body FROM mitigations WHERE id = ?", mitigation_id)
+        row = self._file.one("SELECT body FROM mitigations WHERE id = ?", mitigation_id)
         return None if row is None else MitigationRecord.model_validate_json(row)
 
     def mitigations(self, limit: int = 100) -> list[MitigationRecord]:
         """The last mitigations, newest first."""
-        rows = self._all("SELECT body FROM mitigations ORDER BY created_at DESC, rowid DESC LIMIT ?", limit)
+        rows = self._file.all("SELECT body FROM mitigations ORDER BY created_at DESC, rowid DESC LIMIT ?", limit)
         return [MitigationRecord.model_validate_json(row) for row in rows]
 
     def open_mitigations(self) -> list[MitigationRecord]:
         """Mitigations that may hold a gate: active, interrupted or on their way; oldest first."""
         states = [*IN_FLIGHT, MitigationState.ACTIVE, MitigationState.INTERRUPTED]
         marks = ", ".join("?" * len(states))
-        rows = self._all(
+        rows = self._file.all(
             f"SELECT body FROM mitigations WHERE state IN ({marks}) ORDER BY created_at, rowid",  # noqa: S608
             *states,
         )
@@ -207,7 +159,7 @@ class Store:
 
     def profile(self) -> Profile | None:
         """The clean profile, or None."""
-        row = self._one("SELECT body FROM profile")
+        row = self._file.one("SELECT body FROM profile")
         return None if row is None else Profile.model_validate_json(row)
 
     def set_profile(self, profile: Profile | None, event: Event) -> None:
@@ -216,7 +168,7 @@ class Store:
 
     def recording(self) -> Recording | None:
         """The recorded states, or None."""
-        row = self._one("SELECT body FROM recording")
+        row = self._file.one("SELECT body FROM recording")
         return None if row is None else Recording.model_validate_json(row)
 
     def set_recording(self, recording: Recording | None, event: Event) -> None:
@@ -225,7 +177,7 @@ class Store:
 
     def _replace(self, table: str, only: BaseModel | None, event: Event) -> None:
         """The one row of one of the two tables."""
-        with self._transaction() as db:
+        with self._file.transaction() as db:
             db.execute(f"DELETE FROM {table}")  # noqa: S608
             if only is not None:
                 db.execute(f"INSERT INTO {table} VALUES (?)", (only.model_dump_json(),))  # noqa: S608
@@ -233,12 +185,12 @@ class Store:
 
     def add_event(self, event: Event) -> None:
         """Add one line to the audit log."""
-        with self._transaction() as db:
+        with self._file.transaction() as db:
             self._insert_event(db, event)
 
     def events(self, limit: int = 100) -> list[Event]:
         """The last lines of the audit log, newest first."""
-        rows = self._all("SELECT body FROM events ORDER BY rowid DESC LIMIT ?", limit)
+        rows = self._file.all("SELECT body FROM events ORDER BY rowid DESC LIMIT ?", limit)
         return [Event.model_validate_json(row) for row in rows]
 
     # Retention
@@ -289,41 +241,3 @@ class Store:
             "DELETE FROM events WHERE rowid <= (SELECT MAX(rowid) FROM events) - ?",
             (self._keep_events,),
         )
-
-    # SQLite
-
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        """SQLite's errors as one sentence."""
-        try:
-            yield
-        except sqlite3.Error as error:
-            # The low byte is the kind of error, the rest says more closely.
-            kind = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-            if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                raise StoreError(f"{self._name} is locked: another flipwatch serve uses it") from error
-            if kind in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-                raise self._corrupt(str(error)) from error
-            raise StoreError(f"{self._name} cannot be used: {error}") from error
-
-    def _corrupt(self, how: str) -> StoreError:
-        return StoreError(f"{self._name} is corrupt ({how}): move it away, a new one will be made")
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, self._told():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
-
-    def _one(self, query: str, *values: Any) -> str | None:
-        rows = self._all(query, *values)
-        return rows[0] if rows else None
-
-    def _all(self, query: str, *values: Any) -> list[Any]:
-        with self._lock, self._told():
-            return [row[0] for row in self._db.execute(query, values).fetchall()]

@@ -315,7 +315,7 @@ async def test_a_store_error_at_a_restart_of_vllm_is_made_up_for(start: Start, s
 
 def _refuse_writes(api: Any, refuse: bool) -> None:
     """Let SQLite refuse every write, as on a full disk."""
-    api.sidecar.store._db.execute(f"PRAGMA query_only = {int(refuse)}")
+    api.sidecar.store._file._db.execute(f"PRAGMA query_only = {int(refuse)}")
 
 
 async def test_without_a_working_store_scans_and_alerts_go_on(start: Start, server: FakeServer) -> None:

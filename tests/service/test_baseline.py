@@ -179,7 +179,7 @@ async def test_a_store_that_takes_no_writes_makes_no_profile(start: Start) -> No
     """The scan is done, and says why there is no profile; nothing is used that would be gone after a restart."""
     api = await start()
     accepted = await api.post(PATH, {}, who="boss")
-    api.sidecar.store._db.execute("PRAGMA query_only = 1")
+    api.sidecar.store._file._db.execute("PRAGMA query_only = 1")
     await api.sidecar.runner.idle()
     record = api.sidecar.runner.record(accepted.json()["id"])
     assert "cannot be used" in record.profile_refusal

@@ -250,7 +250,7 @@ async def test_a_store_that_takes_no_writes_keeps_no_states(start: Start) -> Non
     """The scan says why, and nothing is used that would be gone after a restart."""
     api = await start()
     accepted = await api.post(PATH, {}, who="boss")
-    api.sidecar.store._db.execute("PRAGMA query_only = 1")
+    api.sidecar.store._file._db.execute("PRAGMA query_only = 1")
     await api.sidecar.runner.idle()
     assert "cannot be used" in api.sidecar.runner.record(accepted.json()["id"]).recording_refusal
     assert api.sidecar.recordings.current is None

@@ -121,7 +121,7 @@ def test_store_that_takes_no_writes_is_found_out(tmp_path: Path) -> None:
     """A touch changes nothing and fails where a write would."""
     store = Store(tmp_path / "flipwatch.db")
     store.touch()
-    store._db.execute("PRAGMA query_only = 1")
+    store._file._db.execute("PRAGMA query_only = 1")
     assert store.findings() == []
     with pytest.raises(StoreError, match="readonly"):
         store.touch()
@@ -377,7 +377,7 @@ def test_a_second_profile_takes_the_place_of_the_first() -> None:
     store = Store(None)
     store.set_profile(PROFILE, event(1))
     store.set_profile(PROFILE.model_copy(update={"recorded_at": 6.0}), event(2))
-    store._db.execute("DROP TABLE events")
+    store._file._db.execute("DROP TABLE events")
     with pytest.raises(StoreError, match="no such table: events"):
         store.set_profile(PROFILE, event(3))
     kept = store.profile()
