@@ -276,10 +276,30 @@ def _load(model: Any, vllm_config: Any, instead: dict[int, Tensor], tensors: dic
         return
     with load_context(vllm_config), stand_ins(model, instead):
         try:
-            model.load_weights((name, stored.read()) for name, stored in tensors.items())
+            for group in _groups(tensors):
+                model.load_weights((name, stored.read()) for name, stored in group)
         except CheckpointUnusable:
             raise
         except Exception as error:
             raise CheckpointUnusable(
                 f"{type(model).__name__} cannot load the checkpoint's tensors again: {one_line(error)}"
             ) from error
+
+
+def _groups(tensors: dict[str, StoredTensor]) -> Iterator[list[tuple[str, StoredTensor]]]:
+    """Tensors that are loaded in one call, no more bytes than the largest has, but no more than some dozens of calls.
+
+    A loader's loop holds the last tensor while it asks for the next: in one call for all, twice the largest.
+    """
+    sizes = [stored.stop - stored.start for stored in tensors.values()]
+    most = max([sum(sizes) // 16, *sizes], default=0)
+    group: list[tuple[str, StoredTensor]] = []
+    held = 0
+    for (name, stored), size in zip(tensors.items(), sizes, strict=True):
+        if group and held + size > most:
+            yield group
+            group, held = [], 0
+        group.append((name, stored))
+        held += size
+    if group:
+        yield group

@@ -30,7 +30,7 @@ class _Calls:
     tokens: Tensor
     copies: int
     first: Tensor  # (M*T, D) stream in front of block 0
-    arguments: dict[int, tuple[tuple[Any, ...], dict[str, Any]]]
+    arguments: dict[int, tuple[tuple[Any, ...], dict[str, Any]]]  # without the stream
 
 
 class LiveView:
@@ -138,7 +138,7 @@ class LiveView:
         args, kwargs = calls.arguments[index]
         signature = self._signatures[index]
         # The layer may overwrite its inputs: it gets its own.
-        stream = hidden.reshape(signature.get_hidden(args, kwargs).shape).clone()
+        stream = hidden.reshape(calls.first.shape).clone()
         return signature.replace(args, kwargs, stream, torch.zeros_like(stream))
 
     def _calls(self, tokens: Tensor, copies: int) -> _Calls:
@@ -152,7 +152,8 @@ class LiveView:
             stream = self._signatures[index].get_hidden(args, kwargs)
             if index == 0:
                 first.append(stream.clone())
-            arguments[index] = (args, kwargs)
+            # Kept, the streams of all blocks would take as much as those of a whole pass.
+            arguments[index] = self._signatures[index].replace(args, kwargs, None, None)
             return self._forms[index].output(stream)
 
         with (

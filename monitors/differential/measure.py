@@ -141,15 +141,14 @@ class _Measurement:
         """How far a block lies from itself: run again, in a batch of two, and with its input moved by rounding."""
         import torch
 
-        again = self._view.dissect(index, fed, self.prefix)
-        twice = self._view.dissect(index, torch.cat([fed, fed]), self.prefix)
-        moved = self._view.dissect(index, self._moved(fed), self.prefix)
+        def apart(other: "Tensor") -> dict[str, float]:
+            # One of them at a time is held beside `live`.
+            found = self._view.dissect(index, other, self.prefix)
+            return {path: distance(found[path][: here.shape[0]], here) for path, here in live.items()}
+
+        again, twice, moved = apart(fed), apart(torch.cat([fed, fed])), apart(self._moved(fed))
         return {
-            path: Noise(
-                repeated=_largest(distance(again[path], here)),
-                rounding=_largest(distance(moved[path], here), distance(twice[path][: here.shape[0]], here)),
-            )
-            for path, here in live.items()
+            path: Noise(repeated=_largest(again[path]), rounding=_largest(moved[path], twice[path])) for path in live
         }
 
     def against_checkpoint(self, index: int, fed: "Tensor", live: Activations) -> "tuple[CleanBlock, Tensor]":
