@@ -107,7 +107,9 @@ class Differentials:
         if self._live.model_name is None:
             raise ScanError("vLLM does not say under which name it serves the model, so nothing can be tokenised.")
         found = await self._validation.sequences(self._live.model_name, min(_TOKENS, longest))
-        return found.tokens[:_SEQUENCES]
+        rows = found.tokens[:_SEQUENCES]
+        # A walk takes all of them at once, and the server so many tokens.
+        return rows[: max(1, longest // max(map(len, rows)))]
 
     def _kept(self, facts: ModelFacts) -> Recording:
         recording = self._recordings.current

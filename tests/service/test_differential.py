@@ -294,6 +294,19 @@ async def test_a_change_of_gates_under_it_is_unknown(start: Start, server: FakeS
     _unknown(await _ended(api, accepted), "The model was changed while it was measured.")
 
 
+@pytest.mark.parametrize(("takes", "rows"), [(4096, 8), (200, 3), (64, 1), (20, 1)])
+async def test_a_server_is_given_no_more_tokens_than_it_takes(
+    start: Start, server: FakeServer, takes: int, rows: int
+) -> None:
+    """A walk takes all sequences at once: as many as fit, and one that is cut to what fits."""
+    api = await start()
+    server.max_tokens = takes
+    await _compared(api, "checkpoint")
+    (plan,) = server.states.plans
+    assert len(plan.tokens) == rows
+    assert sum(map(len, plan.tokens)) <= takes
+
+
 # A peer
 
 
