@@ -4,10 +4,10 @@ The same input holds for both sides only up to the first module that departs: wh
 input, and departs for that.  So only the first is named.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .comparison import Comparison, together
+from .comparison import together
 from .pair import Pair
 
 
@@ -26,61 +26,25 @@ class Narrowing:
 
 
 def narrow(pairs: Sequence[Pair], block: int) -> Narrowing:
-    """Find the first child of a block that departs, then the first module inside it that does; over all ranks."""
+    """Compare the children of a block in turn, then the modules inside the first one that departs; over all ranks."""
     modules = pairs[0].modules(block) if pairs else []
-    search = _Search(pairs, block)
-    sublayer = search.first([module for module in modules if "." not in module])
+    sublayer, made, skipped = _first(pairs, block, [module for module in modules if "." not in module])
     if sublayer is None:
-        return Narrowing(None, None, search.comparisons, tuple(search.skipped))
-    module = search.first([module for module in modules if module.startswith(f"{sublayer}.")])
-    return Narrowing(sublayer, module or sublayer, search.comparisons, tuple(search.skipped))
+        return Narrowing(None, None, made, tuple(skipped))
+    inside = [module for module in modules if module.startswith(f"{sublayer}.")]
+    module, more, hidden = _first(pairs, block, inside)
+    return Narrowing(sublayer, module or sublayer, made + more, (*skipped, *hidden))
 
 
-class _Search:
-    """Looks for the module of a block that departs first."""
-
-    def __init__(self, pairs: Sequence[Pair], block: int) -> None:
-        self._pairs = pairs
-        self._block = block
-        self._seen: dict[str, Comparison] = {}
-        self.skipped: list[str] = []
-        """Modules in front of what was found that could not be compared."""
-
-    @property
-    def comparisons(self) -> int:
-        """Activations that were compared."""
-        return sum(comparison.divergence is not None for comparison in self._seen.values())
-
-    def first(self, modules: Sequence[str]) -> str | None:
-        """Of these, in the order in which they run; None where none departs.
-
-        By bisection: behind the first one all depart, each having the one in front of it as its input.  Where that does
-        not hold (parallel branches), or one cannot be compared, in turn.
-        """
-        return self._bisected(modules) or self._in_turn(modules)
-
-    def _bisected(self, modules: Sequence[str]) -> str | None:
-        if not modules:
-            return None
-        low, high = 0, len(modules) - 1
-        while low < high:
-            middle = (low + high) // 2
-            departs = self._departs(modules[middle])
-            if departs is None:
-                return None
-            low, high = (low, middle) if departs else (middle + 1, high)
-        return modules[low] if self._departs(modules[low]) else None
-
-    def _in_turn(self, modules: Sequence[str]) -> str | None:
-        for module in modules:
-            departs = self._departs(module)
-            if departs:
-                return module
-            if departs is None:
-                self.skipped.append(module)
-        return None
-
-    def _departs(self, module: str) -> bool | None:
-        if module not in self._seen:
-            self._seen[module] = together(pair.compare(self._block, module) for pair in self._pairs)
-        return self._seen[module].departs
+def _first(pairs: Sequence[Pair], block: int, modules: Iterable[str]) -> tuple[str | None, int, list[str]]:
+    """The first that departs, how many were compared, and those that could not be."""
+    made = 0
+    skipped: list[str] = []
+    for module in modules:
+        comparison = together(pair.compare(block, module) for pair in pairs)
+        made += comparison.divergence is not None
+        if comparison.departs:
+            return module, made, skipped
+        if comparison.departs is None:
+            skipped.append(module)
+    return None, made, skipped

@@ -96,7 +96,7 @@ def test_equal_tensors_that_compute_something_else() -> None:
     assert found.sentence == (
         "it computes something else with equal tensors (a compute fault?), and it begins at mlp, in mlp.up_proj"
     )
-    assert found.comparisons == BLOCKS + 2 + 1
+    assert found.comparisons == BLOCKS + 3 + 1
 
 
 def test_a_block_that_departs_with_tensors_unknown() -> None:

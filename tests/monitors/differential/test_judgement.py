@@ -12,7 +12,6 @@ from flipwatch.monitors.finding import Action, Health
 from .by_hand import (
     BLOCKS,
     LOUD,
-    MODULES,
     NAN,
     QUIET,
     RECORDED,
@@ -184,22 +183,13 @@ def test_many_faults_are_counted_not_recited() -> None:
     assert "(and 2 more)" in finding.reason
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if module not in ("self_attn", "mlp", STREAM)])
-def test_the_first_module_is_found_with_few_comparisons(module: str) -> None:
-    """Wherever it begins: blocks, and no more inside the block than it has children, and one."""
-    finding = held(reading(states({2: from_module(module, moved(0.2))})))
-    (found,) = finding.locations
-    assert (found.block, found.module) == (2, module)
-    children = [other for other in MODULES if other != STREAM and "." not in other]
-    assert found.comparisons <= BLOCKS + len(children) + 1
-    assert (finding.effort.blocks, finding.effort.sublayers) == (BLOCKS, found.comparisons - BLOCKS)
-
-
-def test_parallel_branches_are_looked_at_in_turn() -> None:
-    """Attention departs and a branch beside it does not: what departs is named, not the branch."""
-    apart = {"input_layernorm": moved(0.2), STREAM: moved(0.2)}
-    (found,) = held(reading(states({2: apart}))).locations
-    assert found.module == "input_layernorm"
+def test_comparisons_are_counted() -> None:
+    """Blocks, the children up to the first that departs, the modules inside it up to the first, and one."""
+    finding = held(reading(states({2: from_module("mlp.down_proj", moved(0.2))})))
+    # Three children, then up_proj and down_proj.
+    assert finding.locations[0].comparisons == BLOCKS + 3 + 2
+    assert (finding.effort.blocks, finding.effort.sublayers) == (BLOCKS, 5)
+    assert (finding.effort.digests, finding.effort.tensors) == (0, 0)
 
 
 def test_a_block_that_departs_without_a_part() -> None:

@@ -72,8 +72,8 @@ def test_another_parallel_size_is_compared_by_its_streams() -> None:
     (found,) = finding.locations
     assert (found.sublayer, found.module) == ("mlp", "mlp.down_proj")
     assert found.sentence == "it begins at mlp, in mlp.down_proj (mlp.up_proj in front of it could not be compared)"
-    # Two children and down_proj.
-    assert found.comparisons == BLOCKS + 3
+    # Three children and down_proj.
+    assert found.comparisons == BLOCKS + 4
 
 
 def test_other_streams_are_unknown() -> None:
