@@ -127,6 +127,8 @@ class ModelFacts(Wire):
     flipwatch_version: str
     vllm_version: str
     torch_version: str
+    hardware: str
+    """What computes: the GPU's name, or the CPU's instruction set and model."""
 
 
 class Gate(Wire):

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..monitors.fingerprint.facts import Corrected, CorrectionPlan, RankCorrection
 from ..monitors.fingerprint.line import memory_of
 from ..monitors.fingerprint.sealed import SealedWeights, Unrepairable
+from ..monitors.fingerprint.suspicion import suspicion
 from .armed import Armed
 from .checkpoint import CheckpointUnusable
 from .fresh import fresh_tensors
@@ -23,13 +24,16 @@ def correct(armed: Armed, plan: CorrectionPlan) -> Generator[None, None, Correct
         UnsupportedModel: the bytes of this model have no baseline.
     """
     sealed = armed.bytes()
-    names = {stretch.source.name for stretch in sealed.line.stretches}
-    corrected, refused = [], []
+    live = {stretch.source.name: stretch.source.tensor for stretch in sealed.line.stretches}
+    corrected: list[str] = []
+    refused: list[str] = []
     for name in plan.tensors:
         try:
-            if name in names:
+            if name in live:
                 fresh = fresh_tensors(armed.model, armed.vllm_config, armed.stack, [name])[name]
-                if _correct(sealed, name, fresh):
+                if odd := suspicion(name, fresh.as_subclass(type(live[name]))):
+                    refused.append(f"The checkpoint's own values are bad: {odd[0]}")
+                elif _correct(sealed, name, fresh):
                     corrected.append(name)
         except (CheckpointUnusable, Unrepairable) as reason:
             refused.append(f"{name}: {reason}")
@@ -43,7 +47,7 @@ def _correct(sealed: SealedWeights, name: str, fresh: Tensor) -> bool:
     stretches = [stretch for stretch in line.stretches if stretch.source.name == name]
     length = line.chunk_bytes
     chunks = sorted({c for s in stretches for c in range(s.start // length, (s.stop - 1) // length + 1)})
-    changed = False
+    wanted = {}
     for chunk in chunks:
         right = sealed.known_good(chunk)
         for part in line.parts(chunk):
@@ -52,6 +56,7 @@ def _correct(sealed: SealedWeights, name: str, fresh: Tensor) -> bool:
                 size = part.stop - part.start
                 right[part.at : part.at + size] = memory_of(fresh)[begin : begin + size]
         if not sealed.fits(chunk, right):
-            sealed.correct(chunk, right)
-            changed = True
-    return changed
+            wanted[chunk] = right
+    if wanted:
+        sealed.correct(name, wanted)
+    return bool(wanted)

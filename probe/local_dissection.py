@@ -8,6 +8,7 @@ from ..monitors.differential.facts import STREAM
 from ..monitors.differential.view import CleanTensors
 from ..monitors.fingerprint.facts import Rank
 from .activations import handed_on, holding
+from .hardware import hardware
 from .local import LocalView, stream_of
 
 
@@ -15,6 +16,11 @@ class LocalDissection(LocalView):
     """See `monitors.differential.view.DissectedView`.  It knows no checkpoint but the one it was loaded from."""
 
     rank = Rank(rank=0)
+
+    @property
+    def hardware(self) -> str:
+        """What computes, see `hardware`."""
+        return hardware(next(self.model.parameters()).device)
 
     def path(self, index: int) -> str:
         """See `DissectedView.path`."""

@@ -68,7 +68,9 @@ def _check_named(plan: CorrectionPlan, armed: Armed) -> None:
     """A rank does not know the tensors of blocks that others hold, so only what no rank can have is refused."""
     known = {stretch.source.name for stretch in armed.bytes().line.stretches}
     for name in plan.tensors:
-        if armed.stack.block_of(name) in (None, *armed.stack.layers) and name not in known:
+        block = armed.stack.block_of(name)
+        elsewhere = block is not None and block not in armed.stack.layers and block < armed.stack.num_blocks
+        if name not in known and not elsewhere:
             raise Refused(404, f"There is no tensor {name!r}: give the full name, as a finding has it.")
 
 

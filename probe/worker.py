@@ -18,6 +18,7 @@ from . import switches
 from .armed import Armed
 from .faults import Faults, find_target
 from .gate_trial import try_gates
+from .hardware import hardware
 from .integrity import Repair
 from .live_tensor import UnknownTensor
 from .measurement import Steps, begin
@@ -74,6 +75,7 @@ class WorkerProbe:
             "data_parallel_size": parallel.data_parallel_size,
             "max_tokens": min(config.scheduler_config.max_num_batched_tokens, config.model_config.max_model_len),
             "gates": [[index, alpha] for index, alpha in sorted(gates.items())],
+            "hardware": hardware(armed.device),
             "trial": self._trial,
             "faults_enabled": switches.faults_allowed(),
             "faults": [fault.model_dump(mode="json") for fault in self._faults.active()],

@@ -115,7 +115,8 @@ class Differentials:
         recording = self._recordings.current
         if recording is None:
             raise ScanError(
-                "There is nothing to compare with: record states first, while the model is known to be good."
+                "There is nothing to compare with: record states first (`flipwatch differential record`), while the "
+                "model is known to be good."
             )
         why = misfit(recording, conditions(facts), same_weights=True)
         if why is not None:

@@ -63,6 +63,7 @@ def conditions(facts: ModelFacts) -> Conditions:
         dtype=facts.dtype,
         engine=f"vllm {facts.vllm_version} {facts.mode}",
         torch_version=facts.torch_version,
+        hardware=facts.hardware,
         tensor_parallel_size=facts.tensor_parallel_size,
         flipwatch_version=facts.flipwatch_version,
     )

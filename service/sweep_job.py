@@ -99,6 +99,10 @@ class Sweeps:
 
         async def measure(note: Note) -> Outcome:
             facts, seals = await self._look()
+            if self._manifest is not None:
+                found = {file.file: file.sha256 for file in await self._digests()}
+                if problems := check_manifest(self._manifest, found):
+                    raise ScanError(f"Nothing was corrected, the files are not those of the manifest: {problems[0]}")
             progress = await self._measure(CORRECT, facts, CorrectionPlan(tensors=tensors), note)
             ranks = Corrected.model_validate(progress.reading).ranks
             corrected = sorted({tensor for rank in ranks for tensor in rank.corrected})
@@ -107,6 +111,8 @@ class Sweeps:
             if refused:
                 others = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
                 raise ScanError(f"{len(corrected)} of {len(tensors)} were corrected: {refused[0]}{others}")
+            if not corrected:
+                raise ScanError("Nothing was corrected: the baseline has the checkpoint's values already.")
             return await self._swept(facts, seals, note, before=progress.steps_done)
 
         return Job(NAME, ScanTrigger.BASELINE, measure)

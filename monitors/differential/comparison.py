@@ -92,7 +92,10 @@ def compare(live: Sketch | None, reference: Sketch | None, allowed: float | None
         return Comparison(divergence, allowed, True)
     if allowed is None:
         return Comparison(divergence, None, None, NO_NOISE)
-    return Comparison(divergence, allowed, divergence.l2 > allowed)
+    departs = divergence.l2 > allowed
+    if divergence.partial and not departs:
+        return Comparison(None, allowed, None, f"{Unknown.REFERENCE.value} in some rows")
+    return Comparison(divergence, allowed, departs)
 
 
 def together(ranks: Iterable[Comparison]) -> Comparison:

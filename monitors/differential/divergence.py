@@ -35,6 +35,8 @@ class Divergence:
     """`|a - b| / |b|`, b being the reference."""
     cosine: float
     """`1 - a.b / (|a| |b|)`, at least 0."""
+    partial: bool = False
+    """Rows were left out, since the reference is not finite there."""
 
     @property
     def finite(self) -> bool:
@@ -69,7 +71,9 @@ def diverge(live: Sketch, reference: Sketch, size: int) -> Divergence | Unknown:
     rows = [_row(a, b) for a, b in zip(ours, theirs, strict=True) if _finite(b)]
     if not rows:
         return Unknown.REFERENCE
-    return Divergence(l2=max(row.l2 for row in rows), cosine=max(row.cosine for row in rows))
+    return Divergence(
+        l2=max(row.l2 for row in rows), cosine=max(row.cosine for row in rows), partial=len(rows) < len(theirs)
+    )
 
 
 def _row(a: Row, b: Row) -> Divergence:

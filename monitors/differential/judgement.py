@@ -7,16 +7,17 @@ Rules, worst first:
                 stream departs
     degraded    as served, the stream departs behind a block though no block does alone; or the loss does behind streams
                 that do not
-    unknown     most tensors are not the checkpoint's: it is not the one that this model was loaded from, and nothing
+    unknown     many tensors are not the checkpoint's: it is not the one that this model was loaded from, and nothing
                 that it says counts; no rank or no block; a block or a stream that cannot be told; a tensor that the
                 checkpoint has no value for
     ok          otherwise
 
 A skipped block is judged like any other, since alone it runs at alpha 1.  The streams and the loss as served are judged
-only where neither side is served with a block skipped or damped, and those behind a block only without a limit: a limit
-is for one block, and says nothing of what many of them add up to.
+only where neither side is served with a block skipped or damped, and the streams behind a block only without a limit: a
+limit is for one block, and says nothing of what many of them add up to.  A loss that is not finite always fails.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -47,8 +48,14 @@ LOSS_NATS = 0.1
 
 Rounding moves it by a few thousandths, half precision against single by a hundredth."""
 
-FOREIGN_SHARE = 0.5
-"""With so many of the comparable tensors different, the checkpoint is the wrong one; a fault hits few."""
+EQUAL_NATS = 1e-3
+"""The same behind streams that are equal bit for bit, where only norm and head are left to round."""
+
+FOREIGN_SHARE, FOREIGN_LEAST = 0.1, 4
+"""With such a share of the comparable tensors different, and so many, the checkpoint is the wrong one; a fault hits
+few."""
+
+BLIND = "not compared: what lies outside the blocks, and buffers that no checkpoint has"
 
 _DEFAULT_SIZE: int = DifferentialPlan.model_fields["size"].default
 
@@ -98,15 +105,15 @@ def judge(
     reference = source(kind, None if recording is None else recording.recorded_at)
     signs = _Signs()
     changed, comparable = sum(len(clean.tensors) for clean in cleans), sum(clean.comparable for clean in cleans)
-    if comparable and changed >= FOREIGN_SHARE * comparable:
+    if changed >= max(FOREIGN_LEAST, FOREIGN_SHARE * comparable):
         signs.doubts.append(foreign(changed, comparable))
         found, places = [], []
         blocks = [block.model_copy(update={"departs": None}) for block in blocks]
     elif now.ranks and gates:
         signs.of_blocks(blocks, places, reference)
         signs.of_streams(streams, judged=whole and limit is None)
-        if whole and limit is None and recording is not None:
-            signs.of_loss(nats, reference_nats)
+        if recording is not None:
+            signs.of_loss(nats, reference_nats, *_losses_apart(streams, limit, whole=whole))
         if missing:
             signs.doubts.append(without_value(missing))
     else:
@@ -115,6 +122,7 @@ def judge(
     jump = first_jump(streams) if whole and streams else None
     told = [*signs.all, *([] if signs.any else [healthy(blocks, reference)])]
     told += [f"the walk jumps first at block {jump}"] if jump is not None else []
+    told += [BLIND] if recording is None and signs.health is Health.OK else []
     told += _notes(gates, recording, nats, reference_nats, any(rank.nats for rank in now.ranks))
     reason = "; ".join(told)
     locations = tuple(location for there in found for location in there.locations)
@@ -197,17 +205,30 @@ class _Signs:
             why = "something that the short inputs of the blocks do not reach, such as an expert"
             self.warnings.append(f"no block departs alone, but as served the stream does {where}: {why}")
 
-    def of_loss(self, nats: float | None, reference_nats: float | None) -> None:
-        """Behind streams that do not depart, as far as can be told."""
-        if self.failures or self.warnings or reference_nats is None:
+    def of_loss(self, nats: float | None, reference_nats: float | None, below: float, above: float) -> None:
+        """Behind streams that do not depart, as far as can be told; a loss that is no number is never right."""
+        if reference_nats is None:
+            self.doubts.append("the loss of the reference is not finite, or was not measured")
+        if self.failures or self.warnings:
             return
         damage = "the streams are right, and the loss is not: the damage lies behind the blocks"
         if self.doubts:
             damage = "the loss is not that of the reference"
         if nats is None:
             self.failures.append(damage)
-        elif abs(nats - reference_nats) > LOSS_NATS:
+        elif reference_nats is not None and not -below <= nats - reference_nats <= above:
             self.warnings.append(damage)
+
+
+def _losses_apart(streams: Sequence[Comparison], limit: float | None, *, whole: bool) -> tuple[float, float]:
+    """How far the mean loss may lie below and above the reference's."""
+    if not whole:
+        return math.inf, math.inf
+    if limit is not None:
+        # Of an update the loss may be better.
+        return math.inf, LOSS_NATS
+    equal = bool(streams) and all(stream.l2 == 0.0 for stream in streams)
+    return (EQUAL_NATS, EQUAL_NATS) if equal else (LOSS_NATS, LOSS_NATS)
 
 
 def _block(block: int, gate: float, alone: Comparison, streams: Sequence[Comparison]) -> BlockDivergence:

@@ -29,6 +29,8 @@ class Conditions(Wire):
     engine: str
     """What ran the model, with version and mode, e.g. `vllm 0.32.0 eager`."""
     torch_version: str
+    hardware: str
+    """What computed: the GPU's name, or the CPU's instruction set and model."""
     tensor_parallel_size: int
     flipwatch_version: str
 
@@ -86,5 +88,5 @@ def same_numerics(one: Conditions, other: Conditions) -> bool:
     """Whether the two compute with the same kernels, so that equal weights give equal bits but for repetition."""
     return all(
         getattr(one, name) == getattr(other, name)
-        for name in ("dtype", "engine", "torch_version", "tensor_parallel_size", "architecture")
+        for name in ("dtype", "engine", "torch_version", "hardware", "tensor_parallel_size", "architecture")
     )

@@ -1,7 +1,7 @@
 """The weights of one rank with the digests and the parity of a time when they were known to be good."""
 
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -63,7 +63,8 @@ class SealedWeights:
         self._tags: list[bytes] = []
         self._parity: Parity | None = None
         self._parity_tags: list[bytes] = []
-        self._suspicions: list[str] = []
+        self._suspicions: dict[str, list[str]] = {}
+        """By tensor."""
         self._recorded_at = 0.0
 
     # Recording
@@ -77,7 +78,7 @@ class SealedWeights:
         tags = [b""] * self.line.num_chunks
         parity = self._new_parity() if self.groups else None
         parity_tags: list[bytes] = []
-        suspicions: list[str] = []
+        suspicions: dict[str, list[str]] = {}
 
         def take(chunk: int, block: "Tensor | None" = None) -> None:
             tags[chunk] = self._digest.of(self.line.memory(chunk))
@@ -89,7 +90,7 @@ class SealedWeights:
             parity.put(group, block.cpu())
 
         def suspect(source: Source) -> None:
-            suspicions.extend(suspicion(source.name, source.tensor))
+            suspicions[source.name] = list(suspicion(source.name, source.tensor))
 
         def work() -> Iterable[Callable[[], None]]:
             if parity is None:
@@ -130,7 +131,7 @@ class SealedWeights:
             parity=ParityPlace.NONE if self._parity is None else self._parity.place,
             parity_bytes=self.groups * self.line.chunk_bytes,
             parity_groups=self.groups,
-            suspicions=self._suspicions,
+            suspicions=[sentence for sentences in self._suspicions.values() for sentence in sentences],
         )
 
     # Looking
@@ -170,7 +171,7 @@ class SealedWeights:
             ],
             replaced=self._replaced(),
             not_covered=self._not_covered,
-            suspicions=self._suspicions,
+            suspicions=[sentence for sentences in self._suspicions.values() for sentence in sentences],
             seconds=seconds,
         )
 
@@ -243,21 +244,29 @@ class SealedWeights:
         """
         return self.line.read(chunk) if self.is_intact(chunk) else self.rebuilt(chunk)
 
-    def correct(self, chunk: int, right: "Tensor") -> None:
-        """The baseline of a chunk was wrong: (length) uint8 are what it should be.  Memory is not touched.
+    def correct(self, name: str, right: "Mapping[int, Tensor]") -> None:
+        """The baseline of the tensor `name` was wrong: what its chunks should be, chunk -> (length) uint8.
 
-        Raises `Unrepairable` where the parity of its group cannot be told; nothing has changed then.
+        Memory is not touched.  Raises `Unrepairable` where the parity of a group cannot be told; nothing has changed
+        then.
         """
         if self._parity is not None:
-            group = chunk % self.groups
-            block = self._zeros()
-            block[: right.numel()] = right
-            for other in self._members(group):
-                if other != chunk:
-                    block[: self.line.length(other)] ^= self.known_good(other)
-            self._parity.put(group, block.cpu())
-            self._parity_tags[group] = self._digest.of([block])
-        self._tags[chunk] = self._digest.of([right])
+            groups = {chunk % self.groups for chunk in right}
+            for group, block in {group: self._corrected(group, right) for group in groups}.items():
+                self._parity.put(group, block.cpu())
+                self._parity_tags[group] = self._digest.of([block])
+        for chunk, data in right.items():
+            self._tags[chunk] = self._digest.of([data])
+        # Whoever corrects has looked at the values.
+        self._suspicions.pop(name, None)
+
+    def _corrected(self, group: int, right: "Mapping[int, Tensor]") -> "Tensor":
+        """(chunk) uint8: the parity of a group with other bytes in some of its chunks."""
+        block = self._zeros()
+        for chunk in self._members(group):
+            data = right[chunk] if chunk in right else self.known_good(chunk)
+            block[: self.line.length(chunk)] ^= data
+        return block
 
     def described(self, chunk: int) -> BadChunk:
         """A changed chunk, diagnosed where parity can tell what it was."""

@@ -100,6 +100,7 @@ class LocalModel:
             dtype=str(next(view.model.parameters()).dtype).removeprefix("torch."),
             engine=f"transformers {version('transformers')}",
             torch_version=version("torch"),
+            hardware=view.hardware,
             tensor_parallel_size=1,
             flipwatch_version=__version__,
         )

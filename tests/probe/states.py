@@ -28,6 +28,7 @@ def of_facts(facts: dict[str, Any]) -> Conditions:
         dtype=facts["dtype"],
         engine=f"vllm {facts.get('vllm_version')} {facts['mode']}",
         torch_version=facts.get("torch_version", ""),
+        hardware=facts["hardware"],
         tensor_parallel_size=facts["tensor_parallel_size"],
         flipwatch_version=facts.get("flipwatch_version", __version__),
     )

@@ -286,6 +286,7 @@ class FakeServer:
                 "flipwatch_version": self.flipwatch_version,
                 "vllm_version": "0.32.0",
                 "torch_version": "2.13.0",
+                "hardware": "cpu AVX512",
             }
 
         @app.post(PREFIX + "/self-test")

@@ -69,6 +69,7 @@ class FakeProbe:
             flipwatch_version="0.1.0",
             vllm_version="0.32.0",
             torch_version="2.13.0",
+            hardware="cpu AVX512",
         )
 
     async def set_gates(self, change: GateChange) -> GateReport:

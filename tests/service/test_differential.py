@@ -111,6 +111,7 @@ async def test_a_recording_is_shown_without_its_states_and_can_be_removed(start:
             "dtype": "bfloat16",
             "engine": "vllm 0.32.0 eager",
             "torch_version": "2.13.0",
+            "hardware": "cpu AVX512",
             "tensor_parallel_size": 1,
             "flipwatch_version": "0.1.0",
         },

@@ -57,6 +57,7 @@ FACTS = ModelFacts(
     flipwatch_version="0.1.0",
     vllm_version="0.32.0",
     torch_version="2.13.0",
+    hardware="cpu AVX512",
 )
 
 FINDING = AlphaScanFinding(

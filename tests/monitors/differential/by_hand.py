@@ -117,6 +117,7 @@ def conditions(**changes: Any) -> Conditions:
         "dtype": "bfloat16",
         "engine": "vllm 0.32.0 eager",
         "torch_version": "2.13.0",
+        "hardware": "cpu AVX512",
         "tensor_parallel_size": 1,
         "flipwatch_version": "0.1.0",
     }

@@ -64,7 +64,7 @@ def test_unknown_weights_are_never_the_same() -> None:
         assert why.startswith("Nothing says whose states these are")
 
 
-@pytest.mark.parametrize("name", ["dtype", "engine", "torch_version", "architecture"])
+@pytest.mark.parametrize("name", ["dtype", "engine", "torch_version", "hardware", "architecture"])
 def test_each_part_of_the_numerics_counts(name: str) -> None:
     """Another type, engine, torch or architecture computes with other kernels."""
     assert not same_numerics(conditions(), conditions(**{name: "other"}))

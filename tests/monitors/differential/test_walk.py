@@ -2,6 +2,7 @@
 
 from flipwatch.monitors.differential.comparison import Comparison
 from flipwatch.monitors.differential.divergence import Divergence
+from flipwatch.monitors.differential.facts import STREAM
 from flipwatch.monitors.differential.walk import first_jump
 from flipwatch.monitors.finding import Action, Health
 
@@ -127,8 +128,34 @@ def test_damage_behind_the_blocks() -> None:
         broken = held(reading(states(nats=nats)))
         assert (broken.health, broken.nats, broken.reference_nats) == (Health.FAILED, None, 3.0)
         assert "the loss is not finite, and was 3.000 nats" in broken.reason
-    assert held(reading(states(nats=[2.05, 4.05]))).health is Health.OK
-    assert held(reading(states(nats=[9.0, 9.0])), limit=0.1).health is Health.OK
+    near = {at: moved(0.01) for at in range(7)}
+    then = recording(states(noise=LOUD, walk_noise=LOUD))
+    assert held(reading(states(nats=[2.05, 4.05], walk=near)), then).health is Health.OK
+    assert held(reading(states(nats=[2.0005, 4.0005]))).health is Health.OK
+    # Where nothing was rounded otherwise, nothing else explains it.
+    assert held(reading(states(nats=[2.05, 4.05]))).health is Health.DEGRADED
+
+
+def test_a_limit_does_not_hide_the_loss() -> None:
+    """An update may make it better, and not much worse; one that is no number fails under any limit and any gate."""
+    assert held(reading(states(nats=[1.0, 2.0])), limit=0.5).health is Health.OK
+    assert held(reading(states(nats=[9.0, 9.0])), limit=0.5).health is Health.DEGRADED
+    assert held(reading(states(nats=[None, 4.0])), limit=0.5).health is Health.FAILED
+    assert held(reading(states(nats=[None, 4.0]), gates={2: 0.0})).health is Health.FAILED
+    assert held(reading(states(nats=[9.0, 9.0]), gates={2: 0.0})).health is Health.OK
+
+
+def test_a_reference_that_is_no_number_vouches_for_nothing() -> None:
+    """Its loss, or some rows of its streams or blocks: unknown, whatever the live model says."""
+    lost = recording(states(noise=QUIET, walk_noise=QUIET, nats=[None, 4.0]))
+    for nats in ([2.0, 4.0], [None, 4.0]):
+        assert held(reading(states(nats=nats)), lost).health is not Health.OK
+    some = ((NAN, 4.0), (0.0, 5.0))
+    rows = recording(states({1: {STREAM: some}}, noise=QUIET, walk_noise=QUIET))
+    finding = held(reading(states()), rows)
+    assert (finding.health, finding.blocks[1].departs) == (Health.UNKNOWN, None)
+    assert "the reference is not finite in some rows" in finding.reason
+    assert held(reading(states({1: {STREAM: moved(0.3)}})), rows).health is Health.FAILED
 
 
 def test_what_is_in_doubt_is_not_called_right() -> None:

@@ -300,7 +300,7 @@ def test_a_baseline_that_was_wrong_is_corrected(parity: str, files: Files) -> No
     weights = sealed(sources, parity=MemoryParity if parity == "memory" else files)
     damaged = snapshot(sources)
     assert swept(weights).bad_chunks == 0
-    weights.correct(2, torch.frombuffer(bytearray(right[2]), dtype=torch.uint8))
+    weights.correct("blocks.2.weight", {2: torch.frombuffer(bytearray(right[2]), dtype=torch.uint8)})
     assert snapshot(sources) == damaged, "correcting has changed something"
     (bad,) = swept(weights).bad
     assert (bad.chunk, bad.unrepairable, bad.diagnoses[0].tensor) == (2, None, "blocks.2.weight")
@@ -318,7 +318,7 @@ def test_a_correction_beside_a_later_fault_keeps_both() -> None:
     groups = weights.groups
     (other,) = [chunk for chunk in range(weights.line.num_chunks) if chunk != 1 and chunk % groups == 1 % groups][:1]
     weights.line.write(other, weights.line.read(other) ^ 1)
-    weights.correct(1, torch.frombuffer(bytearray(right[1]), dtype=torch.uint8))
+    weights.correct("blocks.1.weight", {1: torch.frombuffer(bytearray(right[1]), dtype=torch.uint8)})
     assert [bad.chunk for bad in swept(weights).bad] == [1, other]
     weights.put_right(1, torch.frombuffer(bytearray(right[1]), dtype=torch.uint8))
     weights.put_right(other, weights.rebuilt(other))
@@ -335,6 +335,21 @@ def test_a_correction_that_parity_does_not_allow_changes_nothing() -> None:
         weights.line.write(chunk, weights.line.read(chunk) ^ 1)
     before = weights.line.read(1)
     with pytest.raises(Unrepairable):
-        weights.correct(1, before ^ 1)
+        # Chunk 2 lies in another group, which could be told.
+        weights.correct("blocks.1.weight", {2: weights.line.read(2) ^ 1, 1: before ^ 1})
     assert weights.is_intact(1)
+    assert weights.is_intact(2)
     assert swept(weights).bad_chunks == len(same[1:3])
+
+
+def test_a_corrected_tensor_is_not_suspected_any_more() -> None:
+    """Values that were no numbers when the baseline was taken: with the right ones in their place all is well."""
+    sources = model()
+    right = snapshot(sources)
+    inject(SPECS[FaultKind.NAN], sources[2].tensor)
+    weights = sealed(sources)
+    assert weights.facts().suspicions
+    weights.correct("blocks.2.weight", {2: torch.frombuffer(bytearray(right[2]), dtype=torch.uint8)})
+    weights.put_right(2, weights.rebuilt(2))
+    assert snapshot(sources) == right
+    assert (swept(weights).suspicions, weights.facts().suspicions) == ([], [])
