@@ -12,7 +12,7 @@ def memory(figures: dict[str, Any]) -> Table:
         [what, f"{count / 1e6:.2f}", f"{count / block:.2f}"]
         for what, count in (
             ("tensors of the largest block", block),
-            ("its two largest tensors in the file", figures["two_largest_stored_bytes"]),
+            ("its largest tensor in the file", figures["largest_stored_bytes"]),
             ("what its modules hand on, once", figures["activation_bytes"]),
             ("signs of the projections", figures["signs_bytes"]),
             ("peak: clean tensors made", figures["clean_peak_bytes"]),
@@ -20,18 +20,16 @@ def memory(figures: dict[str, Any]) -> Table:
             ("peak: checkpoint measurement", figures["checkpoint_peak_bytes"]["without noise"]),
             ("peak: the same with noise", figures["checkpoint_peak_bytes"]["with noise"]),
             ("peak: replay of recorded states", figures["replay_peak_bytes"]),
-            (
-                "resident memory of a fresh process, checkpoint",
-                figures["resident"]["peak"] - figures["resident"]["before"],
-            ),
+            ("growth of a fresh process: checkpoint measurement", figures["resident"]["checkpoint"]),
+            ("the same: the live blocks run on as many tokens", figures["resident"]["live"]),
         )
     ]
     text = (
         "Peaks are of all memory that torch had allocated at once beside the model, by its profiler, scratch of the "
-        "kernels too. The clean tensors of a block are made on the CPU, where the model's loader holds up to two "
-        "tensors of the file beside them; on another device only the finished ones arrive. The signs are made once. "
-        "The last row is what the operating system says of a process of its own: its peak less what was resident "
-        "before."
+        "kernels too. The clean tensors of a block are made on the CPU, where one tensor of the file at a time lies "
+        "beside them while they are loaded; on another device only the finished ones arrive. The last two rows are what "
+        "the operating system says of a process of its own whose allocator gives large pieces back at once: the most "
+        "that became resident, with all that is not torch's, also when only the live blocks are run."
     )
     return Table("Extra memory of the checkpoint reference", text, ["what", "MB", "blocks"], rows)
 

@@ -29,8 +29,8 @@ def memory(served: Served, resident: dict[str, int]) -> dict[str, Any]:
     layer = armed.stack.layers[largest]
     with torch.inference_mode():
         handed_on = view.dissect(largest, served.inputs["checkpoint"][largest], served.prefix)
-        stored = sum(sorted(one.stop - one.start for one in _stored(armed)[largest].values())[-2:])
-        signs = sum(width * plan.size * 8 for width in {rows.shape[-1] for rows in handed_on.values()})
+        stored = max(one.stop - one.start for one in _stored(armed)[largest].values())
+        signs = sum(width * plan.size for width in {rows.shape[-1] for rows in handed_on.values()})
         fill = peak(lambda: view.clean(largest))
         sketches = peak(lambda: [Sketcher(0, plan.size).of(rows) for rows in handed_on.values()])
     measured = {}
@@ -42,7 +42,7 @@ def memory(served: Served, resident: dict[str, int]) -> dict[str, Any]:
     return {
         "block_bytes": _bytes(layer.parameters()),
         "largest_tensor_bytes": max(p.numel() * p.element_size() for p in layer.parameters()),
-        "two_largest_stored_bytes": stored,
+        "largest_stored_bytes": stored,
         "activation_bytes": _bytes(handed_on.values()),
         "signs_bytes": signs,
         "sketching_peak_bytes": sketches,

@@ -36,6 +36,7 @@ def conditions(engine: str, dtype: str, blocks: int) -> Conditions:
         dtype=dtype,
         engine=engine,
         torch_version=version("torch"),
+        hardware="the same",
         tensor_parallel_size=1,
         flipwatch_version=__version__,
     )

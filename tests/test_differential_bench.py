@@ -91,7 +91,8 @@ def test_costs_are_measured(written: tuple[dict[str, Any], str]) -> None:
     figures = written[0]
     memory, times = figures["memory"], figures["times"]
     assert memory["block_bytes"] <= memory["clean_peak_bytes"] <= memory["checkpoint_peak_bytes"]["without noise"]
-    assert memory["resident"]["peak"] >= memory["resident"]["before"]
+    assert memory["resident"]["checkpoint"] >= 0
+    assert memory["resident"]["live"] >= 0
     assert {name: len(seconds) for name, seconds in times["seconds"].items()} == dict.fromkeys(times["seconds"], 2)
     assert set(times["over_pass"]) == {"record", "replay", "checkpoint", "one pass over the prefix"}
     assert times["recording_bytes"] > times["inputs_bytes"] > 0
