@@ -27,9 +27,9 @@ def memory(figures: dict[str, Any]) -> Table:
     text = (
         "Peaks are of all memory that torch had allocated at once beside the model, by its profiler, scratch of the "
         "kernels too. The clean tensors of a block are made on the CPU, where one tensor of the file at a time lies "
-        "beside them while they are loaded; on another device only the finished ones arrive. The last two rows are what "
-        "the operating system says of a process of its own whose allocator gives large pieces back at once: the most "
-        "that became resident, with all that is not torch's, also when only the live blocks are run."
+        "beside them while they are loaded; on another device only the finished ones arrive. The last two rows are "
+        "what the operating system says of a process of its own whose allocator gives large pieces back at once: the "
+        "most that became resident, with all that is not torch's, also when only the live blocks are run."
     )
     return Table("Extra memory of the checkpoint reference", text, ["what", "MB", "blocks"], rows)
 
