@@ -92,7 +92,7 @@ class CleanBlock(Wire):
     comparable: int
     """Tensors that it has."""
     tensors: list[TensorDifference]
-    """Those that differ; looked for only where the block's output differs."""
+    """Those that differ, be the block's output the same."""
     comparisons: Comparisons
 
 

@@ -5,7 +5,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .descent import NOTHING, descend, same_bits
+from .descent import descend, same_bits
 from .facts import (
     STREAM,
     BlockStates,
@@ -15,7 +15,6 @@ from .facts import (
     Noise,
     Point,
     RankStates,
-    TensorDifference,
 )
 from .sketch import Sketcher, as_sketch
 from .view import DissectedView
@@ -156,10 +155,7 @@ class _Measurement:
         tensors, missing = self._view.clean(index)
         # Also where there is none: on every rank the same work, or those that share a layer wait for each other.
         right = self._view.dissect(index, fed, self.prefix, tensors)
-        found: list[TensorDifference] = []
-        comparisons = NOTHING
-        if not same_bits(live[STREAM], right[STREAM]):
-            found, comparisons = descend(self._view, index, live, right, tensors)
+        found, comparisons = descend(self._view, index, live, right, tensors)
         block = CleanBlock(
             block=index,
             points=self.points(right, {}),

@@ -5,7 +5,11 @@ import torch
 from torch import Tensor, nn
 
 from flipwatch.monitors.differential.facts import STREAM, DifferentialPlan, DifferentialReading
+from flipwatch.monitors.differential.judgement import judge
 from flipwatch.monitors.differential.monitor import Differential
+from flipwatch.monitors.differential.reference import ReferenceKind
+from flipwatch.monitors.differential.view import CleanTensors
+from flipwatch.monitors.finding import Health
 from flipwatch.probe.activations import handed_on, holding
 from flipwatch.probe.local import run_measurement
 from flipwatch.probe.local_dissection import LocalDissection
@@ -106,6 +110,33 @@ def test_inputs_of_another_width_are_refused(view: LocalDissection) -> None:
     plan = DifferentialPlan(tokens=TOKENS, inputs=["AAAA"] * view.num_blocks, inputs_dtype="float32")
     with pytest.raises(ValueError, match="block 0 has 3 bytes"):
         measured(view, plan)
+
+
+class Beside(LocalDissection):
+    """A view that has a checkpoint: its own tensors, but for one sign of a zero in block 2."""
+
+    def clean(self, index: int) -> CleanTensors:
+        tensors = {name: tensor.clone() for name, tensor in self.tensors(index).items()}
+        if index == 2:
+            tensors["mlp.down_proj.weight"][3, 4] = -0.0
+        return CleanTensors(tensors, [])
+
+
+def test_a_wrong_value_that_changes_no_output_is_seen() -> None:
+    """The digests of all tensors are compared: the block hands on the same, and its tensor is not the checkpoint's."""
+    torch.manual_seed(7)
+    view = Beside(llama())
+    view.layers[2].mlp.down_proj.weight.data[3, 4] = 0.0
+    reading = measured(view, DifferentialPlan(tokens=TOKENS, checkpoint=True, noise=True))
+    (rank,) = reading.ranks
+    assert [block.points[-1].sketch for block in rank.clean] == [block.points[-1].sketch for block in rank.isolated]
+    assert [len(block.tensors) for block in rank.clean] == [0, 0, 1, 0, 0]
+    finding = judge(reading, ReferenceKind.CHECKPOINT)
+    assert finding.health is Health.FAILED
+    (spot,) = finding.locations
+    assert (spot.block, spot.module, spot.diagnosis and spot.diagnosis.first) == (2, "mlp.down_proj", [3, 4])
+    # The blocks, no child of one, and the tensor.
+    assert spot.comparisons == view.num_blocks + 1
 
 
 class Twice(nn.Module):
