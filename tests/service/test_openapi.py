@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import schemathesis
 import uvicorn
-from hypothesis import HealthCheck
+from hypothesis import HealthCheck, given
 from hypothesis import settings as bounded
 from schemathesis.specs.openapi.checks import ignored_auth, positive_data_acceptance
 
@@ -67,14 +67,28 @@ def sidecar_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         thread.join(20)
 
 
-@schema.parametrize()
-@bounded(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True)
-def test_generated_requests_are_answered_as_described(case: schemathesis.Case, sidecar_url: str) -> None:
+OPERATIONS = {
+    f"{method.upper()} {path}": (path, method.upper())
+    for path, methods in openapi_document()["paths"].items()
+    for method in methods
+}
+
+
+# Not by `schema.parametrize`: all its tests have one name, and pytest-xdist runs one test of a name.
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_generated_requests_are_answered_as_described(operation: str, sidecar_url: str) -> None:
     """No 500, no undeclared status, no body that is not what the description says; wrong requests are refused."""
-    # Schemathesis tries without a token by leaving out what it made itself, and sends ours all the same.
-    # JSON Schema takes 4.0 for an integer and knows nothing of "skip without alpha": the API refuses both.
-    case.call_and_validate(
-        base_url=sidecar_url,
-        headers={"authorization": "Bearer token-of-the-boss"},
-        excluded_checks=[ignored_auth, positive_data_acceptance],
-    )
+    path, method = OPERATIONS[operation]
+
+    @given(case=schema[path][method].as_strategy())
+    @bounded(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True)
+    def answered(case: schemathesis.Case) -> None:
+        # Schemathesis tries without a token by leaving out what it made itself, and sends ours all the same.
+        # JSON Schema takes 4.0 for an integer and knows nothing of "skip without alpha": the API refuses both.
+        case.call_and_validate(
+            base_url=sidecar_url,
+            headers={"authorization": "Bearer token-of-the-boss"},
+            excluded_checks=[ignored_auth, positive_data_acceptance],
+        )
+
+    answered()
