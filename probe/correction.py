@@ -9,7 +9,6 @@ from collections.abc import Generator
 from torch import Tensor
 
 from ..monitors.fingerprint.facts import Corrected, CorrectionPlan, RankCorrection
-from ..monitors.fingerprint.line import memory_of
 from ..monitors.fingerprint.sealed import SealedWeights, Unrepairable
 from ..monitors.fingerprint.suspicion import suspicion
 from .armed import Armed
@@ -44,17 +43,10 @@ def correct(armed: Armed, plan: CorrectionPlan) -> Generator[None, None, Correct
 def _correct(sealed: SealedWeights, name: str, fresh: Tensor) -> bool:
     """Whether the baseline was another."""
     line = sealed.line
-    stretches = [stretch for stretch in line.stretches if stretch.source.name == name]
-    length = line.chunk_bytes
-    chunks = sorted({c for s in stretches for c in range(s.start // length, (s.stop - 1) // length + 1)})
     wanted = {}
-    for chunk in chunks:
+    for chunk in line.chunks_of(stretch for stretch in line.stretches if stretch.source.name == name):
         right = sealed.known_good(chunk)
-        for part in line.parts(chunk):
-            if part.stretch.source.name == name:
-                begin = part.stretch.offset + part.start
-                size = part.stop - part.start
-                right[part.at : part.at + size] = memory_of(fresh)[begin : begin + size]
+        line.paste(chunk, right, {name: fresh})
         if not sealed.fits(chunk, right):
             wanted[chunk] = right
     if wanted:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..monitors.fingerprint.facts import ChunkRepair, Method
-from ..monitors.fingerprint.line import Line, Part, memory_of
+from ..monitors.fingerprint.line import Line, Part
 from ..monitors.fingerprint.parity import FileParity, MemoryParity, Parity
 from ..monitors.fingerprint.sealed import SealedWeights, Unrepairable
 from . import switches
@@ -135,14 +135,9 @@ class Repair:
         self._sealed.put_right(chunk, self._sealed.rebuilt(chunk))
 
     def _by_checkpoint(self, chunk: int) -> None:
-        parts = self._line.parts(chunk)
         fresh = self._from_checkpoint()
         right = self._line.read(chunk)
-        for part in parts:
-            if (tensor := fresh.get(part.stretch.source.name)) is not None:
-                begin = part.stretch.offset + part.start
-                length = part.stop - part.start
-                right[part.at : part.at + length] = memory_of(tensor)[begin : begin + length]
+        self._line.paste(chunk, right, fresh)
         self._sealed.put_right(chunk, right)
 
     def _from_checkpoint(self) -> dict[str, Tensor]:
@@ -159,9 +154,7 @@ class Repair:
         written = modules | self._deriving(modules)
         touched = [s for s in self._line.stretches if s.source.name.rpartition(".")[0] in written]
         before = [stretch.memory.clone() for stretch in touched]
-        length = self._line.chunk_bytes
-        chunks = sorted({c for s in touched for c in range(s.start // length, (s.stop - 1) // length + 1)})
-        were_intact = [other for other in chunks if self._sealed.is_intact(other)]
+        were_intact = [other for other in self._line.chunks_of(touched) if self._sealed.is_intact(other)]
         try:
             for module in sorted(modules):
                 reload_module(self._model, self._vllm_config, module)

@@ -78,6 +78,12 @@ class Measurer:
             raise ModelChanged("vLLM was restarted while it was measured.")
         return after
 
+    async def same_model(self, facts: ModelFacts) -> None:
+        """Raises `ModelChanged` when process, gates or faults are not those of `facts`, or `ProbeError`."""
+        after = await self.same_process(facts)
+        if after.gates != facts.gates or after.faults != facts.faults:
+            raise ModelChanged("The model was changed while it was measured.")
+
     async def _advance(self, progress: Progress, duty: float, before: int, note: Note) -> Progress:
         pace = Pace(self._part_budget_ms / 1000.0, duty)
         try:

@@ -7,7 +7,7 @@ from ..monitors.alpha_scan import FULL_GRID, AlphaScan, AlphaScanPlan, AlphaScan
 from ..monitors.wire import MeasureOrder, ModelFacts
 from .job import Note
 from .live import Live
-from .measuring import Measurer, ModelChanged, ScanError
+from .measuring import Measurer, ScanError
 from .validation_set import ValidationSet
 from .watcher import Watcher
 
@@ -80,7 +80,5 @@ class ScanMeasure:
             progress = await self._measurer.run(asked, facts, note, before=steps, duty=duty)
             readings.append(AlphaScanReading.model_validate(progress.reading))
             steps += progress.steps_done
-        after = await self._measurer.same_process(facts)
-        if after.gates != facts.gates or after.faults != facts.faults:
-            raise ModelChanged("The model was changed while it was measured.")
+        await self._measurer.same_model(facts)
         return Measured(facts, order, readings, profile)

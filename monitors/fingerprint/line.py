@@ -6,7 +6,7 @@ ones.  Nothing is copied to make the line: it only says where each byte lives.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -107,6 +107,18 @@ class Line:
             if start < stop:
                 parts.append(Part(stretch, start - stretch.start, stop - stretch.start, start - begin))
         return parts
+
+    def chunks_of(self, stretches: Iterable[Stretch]) -> list[int]:
+        """The chunks in which some stretches lie, ascending."""
+        length = self.chunk_bytes
+        return sorted({chunk for s in stretches for chunk in range(s.start // length, (s.stop - 1) // length + 1)})
+
+    def paste(self, chunk: int, data: "Tensor", tensors: "Mapping[str, Tensor]") -> None:
+        """Put what these tensors hold, by name and laid out as the live ones, into (length) uint8 of a chunk."""
+        for part in self.parts(chunk):
+            if (tensor := tensors.get(part.stretch.source.name)) is not None:
+                begin, length = part.stretch.offset + part.start, part.stop - part.start
+                data[part.at : part.at + length] = memory_of(tensor)[begin : begin + length]
 
     def memory(self, chunk: int) -> "list[Tensor]":
         """Some (n) uint8, `length` in sum: the live memory of a chunk, not copied, and zeros for the gaps."""

@@ -131,7 +131,7 @@ class SealedWeights:
             parity=ParityPlace.NONE if self._parity is None else self._parity.place,
             parity_bytes=self.groups * self.line.chunk_bytes,
             parity_groups=self.groups,
-            suspicions=[sentence for sentences in self._suspicions.values() for sentence in sentences],
+            suspicions=self._suspected(),
         )
 
     # Looking
@@ -171,7 +171,7 @@ class SealedWeights:
             ],
             replaced=self._replaced(),
             not_covered=self._not_covered,
-            suspicions=[sentence for sentences in self._suspicions.values() for sentence in sentences],
+            suspicions=self._suspected(),
             seconds=seconds,
         )
 
@@ -293,6 +293,9 @@ class SealedWeights:
         for stretch in self.line.stretches:
             if stretch is not part.stretch and stretch.memory.numel() >= part.stop and not stretch.offset:
                 yield stretch.source.name, stretch.memory[part.start : part.stop]
+
+    def _suspected(self) -> list[str]:
+        return [sentence for sentences in self._suspicions.values() for sentence in sentences]
 
     def _members(self, group: int) -> range:
         return range(group, self.line.num_chunks, self.groups)
