@@ -7,7 +7,6 @@ The modules beside this one say what is measured: `differential_faults`, `differ
 
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -25,8 +24,9 @@ import differential_healthy
 import differential_summary as summary
 import typer
 from differential_states import Rows, Served, texts, tokenised
-from differential_tables import markdown, show
+from differential_tables import markdown, tables
 from integrity_engine import Engine
+from report import publish
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from scan_cost import read_questions
@@ -182,14 +182,7 @@ def main(
             "options": options,
             **measured,
         }
-    show(figures, Console() if sys.stdout.isatty() else Console(width=160))
-    text = json.dumps(figures, indent=1, allow_nan=False) + "\n"
-    if figures_file is not None:
-        figures_file.write_text(text, encoding="utf-8")
-    if docs is not None:
-        docs.mkdir(parents=True, exist_ok=True)
-        (docs / "README.md").write_text(markdown(figures), encoding="utf-8")
-        (docs / "results.json").write_text(text, encoding="utf-8")
+    publish(figures, tables(figures), markdown(figures), figures_file, docs)
 
 
 if __name__ == "__main__":

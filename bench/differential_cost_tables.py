@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from integrity_tables import Table, spread
+from report import Table, spread
 
 
 def memory(figures: dict[str, Any]) -> Table:

@@ -4,9 +4,7 @@ import statistics
 from typing import Any
 
 from differential_cost_tables import compared_healthy, compared_rounded, memory, three_digits, times
-from integrity_tables import Table, share
-from rich.console import Console
-from rich.table import Table as RichTable
+from report import Table, page, share
 
 _SAYS = {
     "exact": "exactly this block",
@@ -189,27 +187,11 @@ def _of(count: list[int]) -> str:
 
 def markdown(figures: dict[str, Any]) -> str:
     """The page for the documentation."""
-    lines = [
+    head = [
         "# Differential: faults located against a clean model\n",
         "Made by `bench/differential.py` (see `bench/README.md` for the commands); do not edit by hand. All of it was "
         f"run on a CPU, with {figures['model']} in vLLM {figures['vllm']} (bf16, eager, plain weights, one thread) and "
         f"in transformers {figures['transformers']}, torch {figures['torch']}; nothing was run on a GPU. The figures "
         "are in `results.json`.\n",
     ]
-    for table in tables(figures):
-        lines += [f"## {table.title}\n", f"{table.text}\n"]
-        lines += [f"| {' | '.join(table.columns)} |", f"|{' --- |' * len(table.columns)}"]
-        lines += [f"| {' | '.join(row)} |" for row in table.rows]
-        lines.append("")
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def show(figures: dict[str, Any], console: Console) -> None:
-    """The same for the terminal."""
-    for table in tables(figures):
-        shown = RichTable(title=table.title, caption=table.text, caption_justify="left")
-        for number, column in enumerate(table.columns):
-            shown.add_column(column, justify="right" if number else "left")
-        for row in table.rows:
-            shown.add_row(*row)
-        console.print(shown)
+    return page(head, tables(figures))

@@ -8,7 +8,6 @@ run.  The modules beside this one say what is measured: `integrity_flips`, `inte
 import json
 import os
 import random
-import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,7 +24,8 @@ import torch
 import typer
 from integrity_engine import Engine
 from integrity_peers import LENGTHS, LmFix, Sha256
-from integrity_tables import markdown, show
+from integrity_tables import markdown, tables
+from report import publish
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
@@ -157,14 +157,7 @@ def main(
             **measured,
             "live": live,
         }
-    show(figures, Console() if sys.stdout.isatty() else Console(width=160))
-    text = json.dumps(figures, indent=1, allow_nan=False) + "\n"
-    if figures_file is not None:
-        figures_file.write_text(text, encoding="utf-8")
-    if docs is not None:
-        docs.mkdir(parents=True, exist_ok=True)
-        (docs / "README.md").write_text(markdown(figures), encoding="utf-8")
-        (docs / "results.json").write_text(text, encoding="utf-8")
+    publish(figures, tables(figures), markdown(figures), figures_file, docs)
 
 
 if __name__ == "__main__":

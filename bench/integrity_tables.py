@@ -1,37 +1,9 @@
 """The figures of the integrity benchmark as tables, for the terminal and as Markdown."""
 
-import statistics
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from integrity_flips import wilson
-from rich.console import Console
-from rich.table import Table as RichTable
-
-
-class Table(NamedTuple):
-    """A heading, what to know before reading it, and the table."""
-
-    title: str
-    text: str
-    columns: list[str]
-    rows: list[list[str]]
-
-
-def share(count: Sequence[int]) -> str:
-    """`97.5 % (195 of 200; 94.3 to 98.9)`: with the 95 % interval."""
-    part, whole = count
-    if not whole:
-        return "none"
-    low, high = wilson(part, whole)
-    return f"{100 * part / whole:.2f} % ({part} of {whole}; {100 * low:.2f} to {100 * high:.2f})"
-
-
-def spread(values: Sequence[float], digits: int = 2) -> str:
-    """`2.10 (1.93 to 2.44)`: median, smallest, largest."""
-    if not values:
-        return "none"
-    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+from report import Table, page, share, spread
 
 
 def milliseconds(seconds: Sequence[float]) -> str:
@@ -200,26 +172,10 @@ _SHA = "vLLM's SHA-256"
 
 def markdown(figures: dict[str, Any]) -> str:
     """The page for the documentation."""
-    lines = [
+    head = [
         "# Integrity: changed bits are seen, named and put back\n",
         "Made by `bench/integrity.py` (see `bench/README.md` for the commands); do not edit by hand. All of it was run "
         f"on a CPU, with {figures['model']} in vLLM {figures['vllm']}, bf16, eager, plain weights, in one process on "
         "one thread; nothing was run on a GPU. The figures are in `results.json`.\n",
     ]
-    for table in tables(figures):
-        lines += [f"## {table.title}\n", f"{table.text}\n"]
-        lines += [f"| {' | '.join(table.columns)} |", f"|{' --- |' * len(table.columns)}"]
-        lines += [f"| {' | '.join(row)} |" for row in table.rows]
-        lines.append("")
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def show(figures: dict[str, Any], console: Console) -> None:
-    """The same for the terminal."""
-    for table in tables(figures):
-        shown = RichTable(title=table.title, caption=table.text, caption_justify="left")
-        for number, column in enumerate(table.columns):
-            shown.add_column(column, justify="right" if number else "left")
-        for row in table.rows:
-            shown.add_row(*row)
-        console.print(shown)
+    return page(head, tables(figures))
