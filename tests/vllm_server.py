@@ -1,6 +1,7 @@
 """A real vLLM on loopback for the tests, as an operator would start it."""
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -26,10 +27,15 @@ TEST_PLUGIN = "flipwatch_tests"
 
 
 def free_port() -> int:
-    """A port that nobody listened on a moment ago."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A port that nobody listens on, below those that the kernel hands out by itself.
+
+    vLLM listens only once it has loaded, and meanwhile another test's server would be given a port of the kernel's.
+    """
+    while True:
+        port = secrets.choice(range(20_000, 32_000))
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 def install_test_plugin(folder: Path) -> Path:

@@ -3,7 +3,6 @@
 import json
 import os
 import pty
-import socket
 import subprocess
 import sys
 import time
@@ -16,18 +15,12 @@ from typing import Any
 import httpx
 import pytest
 
+from ..vllm_server import free_port
 from .fake_server import PROBE_TOKEN, FakeServer
 from .toy_profile import PROFILE
 
 PROGRAM = [sys.executable, "-m", "flipwatch.service.cli"]
 BOSS, READER = "token-of-the-boss", "token-of-the-reader"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _plain_environment() -> dict[str, str]:
@@ -79,7 +72,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     """One sidecar for the whole file; each test leaves the model healthy."""
     folder = tmp_path_factory.mktemp("sidecar")
     config = folder / "flipwatch.yaml"
-    port = _free_port()
+    port = free_port()
     with FakeServer() as vllm:
         settings = {
             "listen_port": port,

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from ..vllm_server import free_port
 from .fake_server import PROBE_TOKEN, FakeServer
 
 RUN = (
@@ -53,13 +53,6 @@ def _started(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
         process.stderr.close()
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
 def _answers(url: str, process: subprocess.Popen[str]) -> None:
     """Wait until the server answers; it is another process, so there is nothing to await but the answer."""
     end = time.monotonic() + 30
@@ -74,7 +67,7 @@ def _answers(url: str, process: subprocess.Popen[str]) -> None:
 
 def test_it_serves_logs_json_without_tokens_and_ends_cleanly(server: FakeServer, tmp_path: Path) -> None:
     """A process from start to SIGTERM: requests with good and bad tokens leave none of them in its log."""
-    port = _free_port()
+    port = free_port()
     environment = _environment(server, tmp_path, port, FLIPWATCH_LOG_LEVEL="debug", FLIPWATCH_VLLM__POLL_SECONDS="0.2")
     url = f"http://127.0.0.1:{port}"
     with _started(environment) as process:
@@ -94,7 +87,7 @@ def test_it_serves_logs_json_without_tokens_and_ends_cleanly(server: FakeServer,
 
 def test_a_reader_behind_a_proxy_on_this_host_needs_a_token(server: FakeServer, tmp_path: Path) -> None:
     """As long as the proxy says whom it speaks for; one that does not is this host itself."""
-    port = _free_port()
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     with _started(_environment(server, tmp_path, port)) as process:
         _answers(url, process)
@@ -127,7 +120,7 @@ def test_a_start_that_is_not_possible_is_one_line_and_code_2(
     server: FakeServer, tmp_path: Path, name: str, value: str, words: str
 ) -> None:
     """Missing token, missing file, impossible folder."""
-    with _started(_environment(server, tmp_path, _free_port(), **{name: value})) as process:
+    with _started(_environment(server, tmp_path, free_port(), **{name: value})) as process:
         out, log = process.communicate(timeout=30)
     assert (process.returncode, out) == (2, "")
     assert len(log.splitlines()) == 1
@@ -136,10 +129,10 @@ def test_a_start_that_is_not_possible_is_one_line_and_code_2(
 
 def test_a_second_sidecar_on_the_same_store_does_not_start(server: FakeServer, tmp_path: Path) -> None:
     """Two sidecars with the same memory would undo each other."""
-    port = _free_port()
+    port = free_port()
     with _started(_environment(server, tmp_path, port)) as first:
         _answers(f"http://127.0.0.1:{port}", first)
-        with _started(_environment(server, tmp_path, _free_port())) as second:
+        with _started(_environment(server, tmp_path, free_port())) as second:
             _, log = second.communicate(timeout=60)
         assert second.returncode == 2
         assert len(log.splitlines()) == 1
@@ -152,7 +145,7 @@ def test_a_sidecar_killed_in_the_middle_of_a_mitigation_comes_back(
     """Killed by signal 9 after the gates were written: the next start shows it, and can finish or undo it."""
     server.hold_after_gates = True
     boss = {"authorization": "Bearer token-of-the-boss"}
-    port = _free_port()
+    port = free_port()
     environment = _environment(
         server, tmp_path, port, FLIPWATCH_MITIGATION__MODE="enforce", FLIPWATCH_SCAN__EVERY_MINUTES="null"
     )
