@@ -164,6 +164,8 @@ class Advance(Wire):
     """Go on by so many units of work."""
 
     steps: int = Field(ge=1)
+    patience_seconds: float = Field(default=0.0, ge=0.0, le=60.0)
+    """Wait so long at most for a moment in which no request waits for its first token."""
 
 
 class Progress(Wire):
@@ -174,5 +176,9 @@ class Progress(Wire):
     steps_total: int
     seconds: float
     """Time that the engine was held by this call (slowest rank)."""
+    dearest_seconds: float = 0.0
+    """Of that, by the step that took longest."""
+    requests: int | None = None
+    """Requests that were not finished while it was held; None: not known."""
     reading: dict[str, Any] | None
     """The monitor's reading once the measurement is complete."""

@@ -41,6 +41,7 @@ from . import switches
 from .engine import Engine, ProbeError
 from .live import LiveServer
 from .live_integrity import LiveIntegrity
+from .load import Load
 
 logger = logging.getLogger("vllm.flipwatch")
 
@@ -134,7 +135,7 @@ async def open_measurement(live: Live, order: MeasureOrder) -> Progress:
 @router.post("/measurements/{id}/advance")
 async def advance(live: Live, id: str, advance: Advance) -> Progress:
     """Do some units of work between two engine steps."""
-    return await live.advance(id, advance.steps)
+    return await live.advance(id, advance.steps, advance.patience_seconds)
 
 
 @router.delete("/measurements/{id}", status_code=204)
@@ -209,5 +210,5 @@ class ProbeEndpoint:
         """Keep vLLM's engine client for the routes."""
         if engine_client is not None and switches.enabled():
             engine = Engine(engine_client)
-            state.flipwatch = LiveServer(engine, version("flipwatch"))
+            state.flipwatch = LiveServer(engine, Load(engine_client), version("flipwatch"))
             state.flipwatch_integrity = LiveIntegrity(engine, engine_client.vllm_config)

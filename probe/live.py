@@ -19,6 +19,7 @@ from ..monitors.wire import (
     SelfTestState,
 )
 from .engine import Engine, ProbeError, Reply
+from .load import Load
 from .readings import join
 from .weights_digest import combine
 from .worker import SELF_TEST
@@ -33,9 +34,10 @@ def _vllm_version() -> str:
 class LiveServer:
     """One vLLM server: all ranks say the same, or the answer is an error."""
 
-    def __init__(self, engine: Engine, flipwatch_version: str) -> None:
+    def __init__(self, engine: Engine, load: Load, flipwatch_version: str) -> None:
         """Nothing is asked of the workers until a route is called."""
         self._engine = engine
+        self._load = load
         self._flipwatch_version = flipwatch_version
         self._testing = asyncio.Lock()
         self._measured = ("", "")
@@ -117,11 +119,21 @@ class LiveServer:
         """Begin a measurement on every rank."""
         self._measured = (id, order.monitor)
         replies = await self._engine.call("open", id=id, monitor=order.monitor, plan=order.plan)
-        return Progress(id=id, steps_done=0, steps_total=replies[0].result["steps_total"], seconds=0.0, reading=None)
+        return Progress(
+            id=id,
+            steps_done=0,
+            steps_total=replies[0].result["steps_total"],
+            seconds=0.0,
+            requests=self._load.requests(),
+            reading=None,
+        )
 
-    async def advance(self, id: str, steps: int) -> Progress:
-        """Go on with it."""
+    async def advance(self, id: str, steps: int, patience: float) -> Progress:
+        """Go on with it, after up to `patience` seconds in which requests without a first token go first."""
+        await self._load.calm(patience)
+        before = self._load.requests()
         results = [reply.result for reply in await self._engine.call("advance", id=id, steps=steps)]
+        after = self._load.requests()
         if len({result["steps_done"] for result in results}) > 1:
             raise ProbeError(502, "A rank failed", "The ranks did not do the same work; the measurement is void.")
         return Progress(
@@ -129,6 +141,8 @@ class LiveServer:
             steps_done=results[0]["steps_done"],
             steps_total=results[0]["steps_total"],
             seconds=max(result["seconds"] for result in results),
+            dearest_seconds=max(result["dearest_seconds"] for result in results),
+            requests=None if before is None or after is None else max(before, after),
             reading=self._reading(id, [result["reading"] for result in results]),
         )
 

@@ -136,7 +136,8 @@ class WorkerProbe:
         if measurement.version != self._version:
             self._measurement = None
             raise Refused(409, "The model changed while it was being measured (its gates, or an injected fault).")
-        started = time.perf_counter()
+        started = last = time.perf_counter()
+        dearest = 0.0
         reading = None
         # The step behind the last unit of work only returns the reading.
         behind_last = measurement.done + steps >= measurement.total
@@ -144,6 +145,10 @@ class WorkerProbe:
             with torch.inference_mode():
                 for _ in range(steps + behind_last):
                     next(measurement.steps)
+                    # Work of this step that still runs on the device is not the next one's.
+                    _synchronize(_served())
+                    now = time.perf_counter()
+                    dearest, last = max(dearest, now - last), now
                     measurement.done += 1
         except StopIteration as stop:
             self._measurement = None
@@ -159,6 +164,7 @@ class WorkerProbe:
             "steps_done": measurement.done,
             "steps_total": measurement.total,
             "seconds": time.perf_counter() - started,
+            "dearest_seconds": dearest,
             "reading": reading,
         }
 

@@ -11,6 +11,7 @@ from .. import __version__
 from ..monitors.monitor import Monitor
 from ..monitors.wire import MeasureOrder, ModelFacts, Progress
 from .comparison import ComparisonError, Shape
+from .duty import Duty
 from .live import Tally
 from .measuring import Measurer, ScanError
 from .probe import Probe, ProbeError, ProbeRefused, ProbeUnauthorised
@@ -50,7 +51,8 @@ class ServerSide:
         self._loop = asyncio.Runner()
         self._probe = Probe(url, token)
         self._vllm = Vllm(url, api_key)
-        self._measurer = Measurer(pacing, Tally(), self._probe, self._probe.facts)
+        duty = Duty(pacing.duty, pacing.idle_duty)
+        self._measurer = Measurer(pacing, Tally(), duty, self._probe, self._probe.facts)
         self.source = self._probe.shown_url
 
     def __enter__(self) -> Self:

@@ -2,19 +2,26 @@
 
 ScanError       the scan cannot be done; one sentence (becomes the reason of an `unknown` finding)
     ModelChanged    vLLM was restarted, or its gates changed, while it was measured
+    StepTooLong     single steps hold the engine for longer than was allowed
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from ..monitors.wire import MeasureOrder, ModelFacts, Progress
+from .duty import Duty
 from .job import Note
 from .live import Tally
 from .pace import Pace
 from .probe import Probe, ProbeError, ProbeRefused
 from .settings import ScanSettings
+
+# How long a part lets requests go first that wait for their first token.  Under a load that never ends it runs then.
+_PATIENCE_SECONDS = 0.5
+
+# A single step that took too long may have been an accident.
+_TOO_LONG = 2
 
 
 class ScanError(Exception):
@@ -25,30 +32,50 @@ class ModelChanged(ScanError):
     """The model that the measurement began with is gone; its numbers would mix two models."""
 
 
+class StepTooLong(ScanError):
+    """Steps of this order hold the engine for longer than was allowed; `seconds` is what the longest took."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"A single step of the measurement takes {seconds:.3f} s.")
+        self.seconds = seconds
+
+
 class Measurer:
     """Measures for one monitor.  Its caller sees to it that nothing else measures meanwhile.
 
-    `look` gives the facts of the measured model as it is now, or raises `ProbeError`.
+    `duty` is shared by all that measure on this engine.  `look` gives the facts of the measured model as it is now,
+    or raises `ProbeError`.
     """
 
     def __init__(
         self,
         settings: ScanSettings,
         tally: Tally,
+        duty: Duty,
         probe: Probe,
         look: Callable[[], Awaitable[ModelFacts]],
         *,
         rest: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._part_budget_ms = settings.part_budget_ms
-        self._duty = settings.duty
+        self.budget_seconds = settings.part_budget_ms / 1000.0
+        """What one part may hold the engine."""
+        self._paces: dict[str, Pace] = {}
+        """By what is measured: a sweep's steps say nothing about a check's."""
         self._tally = tally
+        self._duty = duty
         self._probe = probe
         self._look = look
         self._rest = rest
 
     async def run(
-        self, order: MeasureOrder, facts: ModelFacts, note: Note, *, before: int = 0, duty: float | None = None
+        self,
+        order: MeasureOrder,
+        facts: ModelFacts,
+        note: Note,
+        *,
+        before: int = 0,
+        urgent: bool = False,
+        longest_step: float | None = None,
     ) -> Progress:
         """The whole of one order; the last progress, which has the reading.
 
@@ -57,17 +84,20 @@ class Measurer:
             facts: The model as it was when the scan began.
             note: Hears of the steps, those of the orders before this one included.
             before: How many these were.
-            duty: Share of wall time that parts may hold the engine; that of the settings unless said.
+            urgent: A mitigation waits for it: parts keep to their budget and are counted, but nothing rests.
+            longest_step: Seconds that a step may take; None: it cannot be made smaller.
 
         Raises:
             ScanError, ProbeError: it did not come to its end.
+            StepTooLong: steps took longer than `longest_step`.
         """
         try:
             progress = await self._probe.order(order)
         except ProbeRefused as refused:
             raise ScanError(f"The probe refused to measure (HTTP {refused.status}): {refused.detail}") from refused
         try:
-            return await self._advance(progress, duty or self._duty, before, note)
+            pace = self._paces.setdefault(order.monitor, Pace(self.budget_seconds))
+            return await self._advance(progress, pace, before, note, urgent, longest_step)
         except ProbeRefused as refused:
             raise await self._explained(refused, facts) from refused
 
@@ -84,21 +114,28 @@ class Measurer:
         if after.gates != facts.gates or after.faults != facts.faults:
             raise ModelChanged("The model was changed while it was measured.")
 
-    async def _advance(self, progress: Progress, duty: float, before: int, note: Note) -> Progress:
-        pace = Pace(self._part_budget_ms / 1000.0, duty)
+    async def _advance(
+        self, progress: Progress, pace: Pace, before: int, note: Note, urgent: bool, longest_step: float | None
+    ) -> Progress:
+        too_long = 0
         try:
             note(before + progress.steps_done, before + progress.steps_total)
             while progress.reading is None:
-                done, asked_at = progress.steps_done, time.monotonic()
-                progress = await self._probe.advance(progress.id, pace.steps)
-                wall = time.monotonic() - asked_at
+                done = progress.steps_done
+                if not urgent:
+                    await self._rest(self._duty.rest(busy=_busy(progress)))
+                progress = await self._probe.advance(progress.id, pace.steps, 0.0 if urgent else _PATIENCE_SECONDS)
+                self._duty.record(progress.seconds, busy=_busy(progress))
                 self._tally.parts += 1
                 self._tally.held_seconds += progress.seconds
                 note(before + progress.steps_done, before + progress.steps_total)
                 if progress.reading is None and progress.steps_done <= done:
                     raise ScanError(f"The probe made no progress after step {done} of {progress.steps_total}.")
-                pace.observe(progress.steps_done - done, progress.seconds)
-                await self._rest(pace.rest(progress.seconds, wall))
+                pace.observe(progress.steps_done - done, progress.seconds, progress.dearest_seconds)
+                if longest_step is not None and progress.dearest_seconds > longest_step:
+                    too_long += 1
+                    if too_long >= _TOO_LONG and progress.reading is None:
+                        raise StepTooLong(progress.dearest_seconds)
             return progress
         finally:
             # Also when cancelled: what the measurement holds on the device must not outlive it.  With its reading
@@ -115,3 +152,8 @@ class Measurer:
         if refused.status == 409:
             return ModelChanged(f"The measurement is void: {refused.detail}")
         return ScanError(f"The probe gave up (HTTP {refused.status}): {refused.detail}")
+
+
+def _busy(progress: Progress) -> bool:
+    """Somebody may be waiting for tokens; so it is assumed where nobody knows."""
+    return progress.requests is None or progress.requests > 0

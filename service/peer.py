@@ -7,6 +7,7 @@ from ..monitors.differential.facts import DifferentialPlan
 from ..monitors.differential.reference import Recording
 from ..monitors.wire import ModelFacts
 from .differential_measure import read_states
+from .duty import Duty
 from .job import Note
 from .live import Tally
 from .measuring import Measurer, ScanError
@@ -21,7 +22,8 @@ class Peer:
     def __init__(self, probe: Probe, pacing: ScanSettings) -> None:
         self._probe = probe
         # Its engine is spared as ours is, and counted with nobody's.
-        self._measurer = Measurer(pacing, Tally(), probe, probe.facts)
+        duty = Duty(pacing.duty, pacing.idle_duty)
+        self._measurer = Measurer(pacing, Tally(), duty, probe, probe.facts)
 
     async def close(self) -> None:
         """Let go of the connection."""

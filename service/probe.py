@@ -102,10 +102,11 @@ class Probe(Connection):
         """Prepare a measurement; nothing is computed yet."""
         return _parse(Progress, await self._request("POST", "/measurements", order, patient=True))
 
-    async def advance(self, measurement: str, steps: int) -> Progress:
-        """Do the next `steps` units of a measurement."""
+    async def advance(self, measurement: str, steps: int, patience: float = 0.0) -> Progress:
+        """Do the next `steps` units of a measurement; for up to `patience` seconds requests that wait go first."""
         path = f"/measurements/{measurement}/advance"
-        return _parse(Progress, await self._request("POST", path, Advance(steps=steps), patient=True))
+        order = Advance(steps=steps, patience_seconds=patience)
+        return _parse(Progress, await self._request("POST", path, order, patient=True))
 
     async def drop(self, measurement: str) -> None:
         """Forget a measurement."""

@@ -49,7 +49,7 @@ class Scans:
         `ProbeError`.
         """
         try:
-            measured = await self._measure.measure(self._monitor, [], lambda *_: None, duty=1.0)
+            measured = await self._measure.measure(self._monitor, [], lambda *_: None, urgent=True)
         except (ScanError, VllmError, ValidationSetError) as error:
             raise LossUnavailable(str(error)) from error
         finding = self._monitor.judge(measured.readings)

@@ -4,15 +4,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..monitors.alpha_scan import FULL_GRID, AlphaScan, AlphaScanPlan, AlphaScanReading, Profile
-from ..monitors.wire import MeasureOrder, ModelFacts
+from ..monitors.wire import MeasureOrder, ModelFacts, Progress
 from .job import Note
 from .live import Live
-from .measuring import Measurer, ScanError
+from .measuring import Measurer, ScanError, StepTooLong
 from .validation_set import ValidationSet
 from .watcher import Watcher
 
 # Sequences x alphas x length of one block call: about as much as a step of serving.
 _TOKENS_PER_STEP = 512
+
+# Sequences x length of one piece of a loss, in proportion: with the vocabularies of today, the head of a small model
+# costs as much as some of its blocks.
+_LOSSES_PER_STEP = 4
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class ScanMeasure:
         self._measurer = measurer
         self._watcher = watcher
         self._validation = validation
+        self._tokens_per_step = _TOKENS_PER_STEP
 
     async def order(self, grid: list[float]) -> tuple[ModelFacts, AlphaScanPlan]:
         """The model of now, and what a scan of it with these alphas measures.
@@ -54,9 +59,8 @@ class ScanMeasure:
             alphas=grid,
             tokens=tokens,
             scored_from=scored_from,
-            tokens_per_step=min(_TOKENS_PER_STEP, facts.max_tokens),
         )
-        return facts, order
+        return facts, self._sized(order, facts)
 
     async def measure(
         self,
@@ -64,7 +68,7 @@ class ScanMeasure:
         grid: list[float],
         note: Note,
         *,
-        duty: float | None = None,
+        urgent: bool = False,
         fitting: Callable[[ModelFacts, AlphaScanPlan], Profile | None] = lambda facts, order: None,
     ) -> Measured:
         """One plan after the other, until the monitor wants no more; how many there will be is not known before.
@@ -76,9 +80,33 @@ class ScanMeasure:
         readings: list[AlphaScanReading] = []
         steps = 0
         while (plan := monitor.next_plan(order, readings, profile)) is not None:
-            asked = MeasureOrder(monitor=monitor.name, plan=plan.model_dump(mode="json"))
-            progress = await self._measurer.run(asked, facts, note, before=steps, duty=duty)
+            progress = await self._one(monitor.name, plan, facts, note, steps, urgent=urgent)
             readings.append(AlphaScanReading.model_validate(progress.reading))
             steps += progress.steps_done
         await self._measurer.same_model(facts)
+        self._tokens_per_step = min(2 * self._tokens_per_step, _TOKENS_PER_STEP)
         return Measured(facts, order, readings, profile)
+
+    async def _one(
+        self, name: str, plan: AlphaScanPlan, facts: ModelFacts, note: Note, before: int, *, urgent: bool
+    ) -> Progress:
+        """One plan; begun again with smaller steps where single steps take longer than a part may."""
+        budget = self._measurer.budget_seconds
+        while True:
+            plan = self._sized(plan, facts)
+            # Below this a block call has one sequence, and a piece of a loss too.
+            copies = min(max(1, len(plan.alphas)), _LOSSES_PER_STEP)
+            smallest = 2 * copies * max(len(row) for row in plan.tokens)
+            limit = budget if self._tokens_per_step >= smallest else None
+            asked = MeasureOrder(monitor=name, plan=plan.model_dump(mode="json"))
+            try:
+                return await self._measurer.run(asked, facts, note, before=before, urgent=urgent, longest_step=limit)
+            except StepTooLong as step:
+                smaller = min(self._tokens_per_step // 2, int(self._tokens_per_step * budget / step.seconds))
+                self._tokens_per_step = max(1, smaller)
+
+    def _sized(self, plan: AlphaScanPlan, facts: ModelFacts) -> AlphaScanPlan:
+        tokens = min(self._tokens_per_step, facts.max_tokens)
+        return plan.model_copy(
+            update={"tokens_per_step": tokens, "tokens_per_loss": max(1, tokens // _LOSSES_PER_STEP)}
+        )

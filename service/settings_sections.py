@@ -77,9 +77,11 @@ class ScanSettings(Section):
     max_faults: int = Field(default=3, ge=1, le=MOST)
     """With so many blocks flagged, a scan looks for no other."""
     part_budget_ms: float = Field(default=50.0, gt=0, le=60_000)
-    """Time that one part of a scan may hold the engine."""
-    duty: float = Field(default=0.25, gt=0.0, le=1.0)
-    """Share of wall time that the parts of a scan may hold the engine."""
+    """Time that one part of any measurement may hold the engine."""
+    duty: float = Field(default=0.02, gt=0.0, le=1.0)
+    """Share of any minute that all parts of all monitors may hold the engine while requests are there."""
+    idle_duty: float = Field(default=0.25, gt=0.0, le=1.0)
+    """The same while there are none; never less than `duty`."""
 
     @field_validator("grid")
     @classmethod

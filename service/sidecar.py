@@ -18,6 +18,7 @@ from .alerts import Alerts
 from .automatic import Automatic
 from .baseline import Baseline
 from .differential_job import Differentials
+from .duty import Duty
 from .gates import unrecorded
 from .job import Job
 from .live import Live
@@ -60,6 +61,11 @@ class Sidecar:
         peer = settings.peer()
         # Without a clock of its own it only runs when somebody asks: a state that nobody wants must not be unknown.
         compares = settings.differential.every_minutes is not None
+        duty = Duty(settings.scan.duty, settings.scan.idle_duty)
+
+        def measurer(monitor: str) -> Measurer:
+            return Measurer(settings.scan, self.live.tally(monitor), duty, self.probe, self.watcher.look)
+
         self.live = Live(
             monitors=(AlphaScan.name, FINGERPRINT, *([DIFFERENTIAL] if compares else [])),
             every_minutes={
@@ -85,12 +91,12 @@ class Sidecar:
         self.scans = Scans(
             settings.scan,
             AlphaScan(settings.alpha_scan, settings.scan.strategy, settings.scan.max_faults),
-            ScanMeasure(self.live, self._measurer(AlphaScan.name), self.watcher, validation),
+            ScanMeasure(self.live, measurer(AlphaScan.name), self.watcher, validation),
             self.baseline,
             self.live,
         )
         self.sweeps = Sweeps(
-            self._measurer(FINGERPRINT),
+            measurer(FINGERPRINT),
             self.live,
             self.probe,
             self.watcher,
@@ -103,7 +109,7 @@ class Sidecar:
         self.recordings = Recordings(self.store, self.now)
         self.differentials = Differentials(
             settings.differential,
-            self._measurer(DIFFERENTIAL),
+            measurer(DIFFERENTIAL),
             self.live,
             self.watcher,
             validation,
@@ -236,9 +242,6 @@ class Sidecar:
             record = await self.automatic.consider(finding, self.alerts.confirmed_blocks if enough else frozenset())
         if record is not None:
             await self.follow(record)
-
-    def _measurer(self, monitor: str) -> Measurer:
-        return Measurer(self.settings.scan, self.live.tally(monitor), self.probe, self.watcher.look)
 
 
 def _open_store(settings: Settings) -> Store:

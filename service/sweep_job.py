@@ -136,7 +136,7 @@ class Sweeps:
         """A sweep for a repair: nothing rests between its parts.  Raises `SweepUnavailable` or `ProbeError`."""
         try:
             facts, seals = await self._look()
-            return await self._sweep(facts, seals, lambda *_: None, duty=1.0)
+            return await self._sweep(facts, seals, lambda *_: None, urgent=True)
         except ScanError as error:
             raise SweepUnavailable(str(error)) from error
 
@@ -176,9 +176,9 @@ class Sweeps:
         return Outcome(judge(reading, known.verdict), [reading.model_dump(mode="json")])
 
     async def _sweep(
-        self, facts: ModelFacts, seals: IntegrityFacts, note: Note, *, before: int = 0, duty: float | None = None
+        self, facts: ModelFacts, seals: IntegrityFacts, note: Note, *, before: int = 0, urgent: bool = False
     ) -> FingerprintReading:
-        progress = await self._measure(NAME, facts, _whole(seals), note, before=before, duty=duty)
+        progress = await self._measure(NAME, facts, _whole(seals), note, before=before, urgent=urgent)
         await self._measurer.same_process(facts)
         reading = FingerprintReading.model_validate(progress.reading)
         self._live.integrity.reading = reading
@@ -192,10 +192,10 @@ class Sweeps:
         note: Note,
         *,
         before: int = 0,
-        duty: float | None = None,
+        urgent: bool = False,
     ) -> Progress:
         order = MeasureOrder(monitor=name, plan=plan.model_dump(mode="json"))
-        return await self._measurer.run(order, facts, note, before=before, duty=duty)
+        return await self._measurer.run(order, facts, note, before=before, urgent=urgent)
 
     async def _digests(self) -> list[FileDigest]:
         try:

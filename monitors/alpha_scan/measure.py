@@ -5,7 +5,7 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
 from ..monitor import ModelView
-from .plan import AlphaScanPlan, chunks, padded, units
+from .plan import AlphaScanPlan, chunks, padded, pieces, units
 from .reading import AlphaScanReading
 
 if TYPE_CHECKING:
@@ -17,14 +17,21 @@ Steps = Generator[None, None, None]
 def steps(plan: AlphaScanPlan, num_blocks: int) -> int:
     """How often `measure` yields on a finite model of `num_blocks` blocks with all gates at 1.
 
-    A unit is one block call or one loss.  Fewer when blocks are gated, explode or are not finite, never more.
+    A unit is one block call, or one loss or a piece of it.  Fewer when blocks are gated, explode or are not finite,
+    never more.
     Raises `ValueError` for a plan that names a block which is not there.
     """
     runs = units(plan, [1.0] * num_blocks)
-    per_chunk = num_blocks + 1
+    calls = num_blocks
     if runs:
-        per_chunk += runs[-1].stop + sum(num_blocks - run.stop + 1 for run in runs)
-    return per_chunk * len(chunks(plan))
+        calls += runs[-1].stop + sum(num_blocks - run.stop for run in runs)
+    total = 0
+    for rows in chunks(plan):
+        # The longest comes first.
+        width = len(plan.tokens[rows[0]])
+        total += calls + len(pieces(plan, len(rows), width))
+        total += len(runs) * len(pieces(plan, len(plan.alphas) * len(rows), width))
+    return total
 
 
 def measure(model: ModelView, plan: AlphaScanPlan) -> Generator[None, None, AlphaScanReading]:
@@ -127,10 +134,9 @@ def _base_pass(view: _Mitigated, plan: AlphaScanPlan, rows: list[int], ratio: fl
             h = view.block(block, h, tokens)
             yield
         as_served = as_served & _finite_rows(h)
-    nats = view.model.nats(h, tokens, scored)
+    nats = yield from _nats(view, plan, h, tokens, scored)
     for row, value, served in zip(rows, nats.tolist(), as_served.tolist(), strict=True):
         tally.base_nats[row] = value if served and math.isfinite(value) else None
-    yield
 
 
 def _scan_pass(view: _Mitigated, plan: AlphaScanPlan, rows: list[int], runs: list[range], tally: _Tally) -> Steps:
@@ -151,13 +157,32 @@ def _scan_pass(view: _Mitigated, plan: AlphaScanPlan, rows: list[int], runs: lis
         for behind in range(run.stop, view.num_blocks):
             mixed = view.block(behind, mixed, tokens)
             yield
-        nats = view.model.nats(mixed, tokens, scored).reshape(len(plan.alphas), len(rows))
-        for a, losses in enumerate(nats.tolist()):
+        nats = yield from _nats(view, plan, mixed, tokens, scored)
+        del mixed
+        for a, losses in enumerate(nats.reshape(len(plan.alphas), len(rows)).tolist()):
             for row, value in zip(rows, losses, strict=True):
                 tally.nats[run.start][a][row] = value if math.isfinite(value) else None
-        del mixed
-        yield
         h, done = out, run.stop
+
+
+def _nats(
+    view: _Mitigated, plan: AlphaScanPlan, hidden: "Tensor", tokens: "Tensor", scored: "Tensor"
+) -> Generator[None, None, "Tensor"]:
+    """(M, T, D) behind the last block -> (M,) losses; yields after each piece."""
+    import torch
+
+    cut = pieces(plan, hidden.shape[0], tokens.shape[1])
+    if len(cut) > 1:
+        # A piece may begin in the middle of a copy, so each sequence gets tokens of its own.
+        copies = hidden.shape[0] // tokens.shape[0]
+        tokens, scored = tokens.repeat(copies, 1), scored.repeat(copies, 1)
+    found = []
+    for piece in cut:
+        whole = len(cut) == 1
+        at = (hidden, tokens, scored) if whole else (hidden[piece], tokens[piece], scored[piece])
+        found.append(view.model.nats(*at))
+        yield
+    return torch.cat(found)
 
 
 def _mix(h: "Tensor", out: "Tensor", alphas: Sequence[float]) -> "Tensor":

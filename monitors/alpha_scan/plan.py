@@ -37,6 +37,9 @@ class AlphaScanPlan(Wire):
     """Per sequence, the first position whose loss counts, at least 1."""
     tokens_per_step: int = Field(default=512, ge=1)
     """Sequences x alphas x length of one block call is kept at or below this, but never below one sequence."""
+    tokens_per_loss: int | None = Field(default=None, ge=1)
+    """So many tokens at most go through the head in one step, but never less than one sequence: with a large
+    vocabulary the head costs as much as many blocks.  None: all of one block call."""
     blocks: list[int] | None = None
     """Blocks whose losses are measured; None: all."""
     group: int = Field(default=1, ge=1)
@@ -113,6 +116,12 @@ def predicted_passes(plan: AlphaScanPlan, num_blocks: int) -> float:
     behind = [sum(1 for block in range(run.stop, num_blocks) if block not in plan.left_out) for run in runs]
     prefix = sum(1 for block in walked if block not in plan.left_out)
     return 1.0 - without + (prefix + len(plan.alphas) * sum(behind)) / num_blocks
+
+
+def pieces(plan: AlphaScanPlan, count: int, width: int) -> list[slice]:
+    """How the losses of `count` sequences, padded to `width` tokens, are cut into steps."""
+    size = count if plan.tokens_per_loss is None else max(1, plan.tokens_per_loss // width)
+    return [slice(start, min(start + size, count)) for start in range(0, count, max(1, size))]
 
 
 def padded(plan: AlphaScanPlan, rows: Sequence[int]) -> "tuple[Tensor, Tensor]":

@@ -55,6 +55,10 @@ class FakeServer:
         self.num_blocks = num_blocks
         self.worth = [0.30 + 0.01 * (block % 5) for block in range(num_blocks)]
         self.seconds_per_step = 0.001
+        self.seconds_per_token = 0.0
+        """What each step takes beyond that, by the tokens of the plan's steps."""
+        self.requests: int | None = None
+        """How many requests are said to be unfinished."""
         self.armed = True
         self.scan_refusal: str | None = None
         self.self_test_passes = True
@@ -68,6 +72,10 @@ class FakeServer:
         self.seen: list[str] = []
         self.steps: list[int] = []
         """Size of each part that was asked for."""
+        self.patience: list[float] = []
+        """How long each part lets others go first."""
+        self.plans: list[dict[str, Any]] = []
+        """Plans of the scans that were ordered."""
         self.hold_after_gates = False
         """Hold all parts from the next change of gates on: a mitigation stays in the middle."""
         self.refuse: dict[str, tuple[int, str]] = {}
@@ -333,23 +341,24 @@ class FakeServer:
             if body.monitor in MEASURES:
                 total = body.plan["steps"] if "steps" in body.plan else len(body.plan["tensors"])
                 self._measurements = {name: {"monitor": body.monitor, "order": body.plan, "done": 0, "total": total}}
-                return JSONResponse(self._progress(name, 0.0), 201)
+                return JSONResponse(self._progress(name, 0), 201)
             if not self.armed or self.scan_refusal is not None:
                 return _problem(501, self.scan_refusal or "ToyLayer is not supported.")
             if body.monitor == "differential":
                 plan = self.states.order(body.plan)
                 self._measurements = {name: {"states": plan, "done": 0, "total": self.num_blocks, "void": False}}
-                return JSONResponse(self._progress(name, 0.0), 201)
+                return JSONResponse(self._progress(name, 0), 201)
             if body.plan.get("group", 1) > 1:
                 return _problem(501, "The fake scans no groups.")
             alphas = body.plan["alphas"]
             longest = max(len(row) for row in body.plan["tokens"])
             if max(longest * max(1, len(alphas)), body.plan.get("tokens_per_step", 512)) > self.max_tokens:
                 return _problem(422, f"This server takes {self.max_tokens} tokens at once.")
+            self.plans.append(body.plan)
             steps = self.num_blocks * (2 if alphas else 1)
             # One that was under way is dropped.
             self._measurements = {name: {"plan": body.plan, "done": 0, "total": steps, "void": False}}
-            return JSONResponse(self._progress(name, 0.0), 201)
+            return JSONResponse(self._progress(name, 0), 201)
 
         @app.post(PREFIX + "/measurements/{name}/advance")
         def advance(name: str, body: Advance) -> Response:
@@ -363,9 +372,10 @@ class FakeServer:
                 del self._measurements[name]
                 return _problem(409, "The measurement is void: the gates changed under it.")
             self.steps.append(body.steps)
+            self.patience.append(body.patience_seconds)
             steps = min(body.steps, measurement["total"] - measurement["done"])
             measurement["done"] += steps
-            progress = self._progress(name, steps * self.seconds_per_step)
+            progress = self._progress(name, steps)
             if progress["reading"] is not None:
                 del self._measurements[name]
             return JSONResponse(progress)
@@ -414,14 +424,18 @@ class FakeServer:
 
         return app
 
-    def _progress(self, name: str, seconds: float) -> dict[str, Any]:
+    def _progress(self, name: str, steps: int) -> dict[str, Any]:
         measurement = self._measurements[name]
+        tokens = measurement.get("plan", {}).get("tokens_per_step", 0)
+        step = self.seconds_per_step + tokens * self.seconds_per_token
         complete = measurement["done"] >= measurement["total"]
         return {
             "id": name,
             "steps_done": measurement["done"],
             "steps_total": measurement["total"],
-            "seconds": seconds,
+            "seconds": steps * step,
+            "dearest_seconds": step if steps else 0.0,
+            "requests": self.requests,
             "reading": self._read(measurement) if complete else None,
         }
 

@@ -35,6 +35,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"group": 2, "left_out": [2, 3], "alphas": [0.0]},
     {"group": 7},
     {"explosion_ratio": None},
+    {"tokens_per_loss": 1},
+    {"tokens_per_loss": 10, "group": 2},
 ]
 """Changes of a plan for five blocks."""
 
@@ -132,6 +134,32 @@ def test_chunk_size_changes_nothing() -> None:
     for mine, theirs in zip(one.nats, everything.nats, strict=True):
         for x, y in zip(mine, theirs, strict=True):
             assert x == pytest.approx(y, abs=1e-6)
+
+
+@pytest.mark.parametrize("tokens_per_loss", [1, 9, 20])
+def test_losses_in_pieces_are_the_same(tokens_per_loss: int) -> None:
+    """Where the losses of one block call are cut changes none of them."""
+    whole, _ = drain(AlphaScan().measure(RandomModel(), plan()))
+    cut, _ = drain(AlphaScan().measure(RandomModel(), changed(plan(), tokens_per_loss=tokens_per_loss)))
+    assert cut.base_nats == pytest.approx(whole.base_nats, abs=1e-9)
+    for mine, theirs in zip(cut.nats, whole.nats, strict=True):
+        for x, y in zip(mine, theirs, strict=True):
+            assert x == pytest.approx(y, abs=1e-9)
+
+
+def test_no_loss_is_of_more_tokens_than_wanted() -> None:
+    """`tokens_per_loss` bounds what goes through the head in one step, down to one sequence."""
+    model = RandomModel()
+    at_once: list[int] = []
+    original = model.nats
+
+    def counting(hidden: Tensor, tokens: Tensor, scored: Tensor) -> Tensor:
+        at_once.append(hidden.shape[0] * hidden.shape[1])
+        return original(hidden, tokens, scored)
+
+    model.nats = counting  # type: ignore[method-assign]
+    drain(AlphaScan().measure(model, changed(plan(), tokens_per_loss=14)))
+    assert max(at_once) == 14
 
 
 def test_chunks_keep_to_their_size() -> None:
