@@ -15,6 +15,7 @@ from ..monitors.alpha_scan import AlphaScan, AlphaScanFinding, Profile, Threshol
 from ..monitors.finding import Health
 from ..monitors.fingerprint.facts import Method
 from .alerts import NAMES, Alerts
+from .drain_orders import drain_in_effect
 from .live import Live
 from .metrics_differential import of_differential
 from .metrics_integrity import counter, of_weights, skipped
@@ -209,6 +210,10 @@ class SidecarCollector(Collector):
             for block in range(facts.num_blocks):
                 active.add_metric([self._name, str(block)], int(block in held))
         yield active
+        drained = drain_in_effect(records) is not None
+        yield GaugeMetricFamily(
+            "flipwatch_drained", "Whether a drain keeps /readyz at 503 (1) or not (0).", int(drained)
+        )
 
     def _alerting(self) -> Iterable[Metric]:
         firing = GaugeMetricFamily(

@@ -8,7 +8,8 @@ ones end in the record.
     pending -> (loss before) -> applying -> (gates written, read back) -> verifying -> (loss after) -> active
     active  -> reverting -> (gates written, read back, loss) -> reverted
 
-A repair goes its own way, told in `repair_steps.py`.
+A repair goes its own way, told in `repair_steps.py`.  A drain has no steps: it is `active` from the start, and ends by
+an undo or with its vLLM process.
 """
 
 import time
@@ -20,6 +21,7 @@ import structlog
 
 from ..monitors.fingerprint.facts import ChunkRepair, Method
 from ..monitors.wire import ModelFacts
+from .drain_orders import DrainOrders
 from .gate_orders import GateOrders
 from .gates import differing, interruption, names, readback, with_gates
 from .guard import (
@@ -80,6 +82,7 @@ class Mitigator:
         self._orders = GateOrders(probe, store, settings, scanned, now=now, worse_nats=worse_nats)
         self._repair_steps = RepairSteps(probe, store, self._steps, sweep)
         self._repairs = RepairOrders(probe, store, settings, self._repair_steps, now=now)
+        self._drains = DrainOrders(store, settings, now=now)
         self._turn = Turn()
 
     @property
@@ -142,12 +145,29 @@ class Mitigator:
                 self._start(record, self._with_skip(record, work))
             return record
 
+    def drain(self, boot_id: str, *, reason: str, actor: str) -> MitigationRecord:
+        """Call the server not ready; the record returned is `active`, or `dry_run`.
+
+        `boot_id` is that of the vLLM process as last heard: it need not answer now, and another mitigation may be on
+        its way in it.  Raises `MitigationError`; nothing is changed then, and nothing recorded.
+        """
+        check_mode(self._settings)
+        mode = Mode(self._settings.mode)
+        record = self._drains.check(boot_id, reason=reason, actor=actor, rule=None, mode=mode)
+        if record.state is MitigationState.ACTIVE:
+            self._steps.done[record.action] += 1
+        return self._steps.save(record, actor, record.state, record.message)
+
     async def undo(self, mitigation_id: str, *, actor: str) -> MitigationRecord:
         """Start to take a mitigation back; allowed in every mode, whatever the breaker says.
 
-        A record that is reverted already is returned as it is.  Raises `UnknownMitigation`, `WrongState`,
-        `MitigationBusy` or `ProbeError`.
+        A record that is reverted already is returned as it is, a drain is `reverted` at once.  Raises
+        `UnknownMitigation`, `WrongState`, `MitigationBusy` or `ProbeError`.
         """
+        record = self._known(mitigation_id)
+        if record.action is MitigationAction.DRAIN and record.state is MitigationState.ACTIVE:
+            message = "Undone: /readyz says again whether the sidecar works."
+            return self._steps.save(record, actor, MitigationState.REVERTED, message, undone_by=actor)
         with self._turn.claimed():
             record = self._known(mitigation_id)
             if record.state is MitigationState.REVERTED:

@@ -145,6 +145,7 @@ class Steps:
             f"{why}: {readback(report.gates, record.blocks)}, loss now {now}, engine paused "
             f"{report.paused_seconds:.3f} s.",
             paused_seconds=report.paused_seconds,
+            undone_by=actor,
         )
         return now
 
@@ -152,6 +153,9 @@ class Steps:
         """Close a record whose vLLM process is gone, and its gates and bytes with it."""
         if record.action is MitigationAction.REPAIR:
             message = "vLLM was restarted; the new process has loaded its weights anew."
+            return self.save(record, actor, MitigationState.REVERTED, message)
+        if record.action is MitigationAction.DRAIN:
+            message = "vLLM was restarted, which ends the drain of the old process."
             return self.save(record, actor, MitigationState.REVERTED, message)
         odd = [block for block, alpha in enumerate(facts.gates) if alpha != 1.0]
         gates = f"are all 1 but for {names(odd)}" if odd else "are all 1"
@@ -169,8 +173,11 @@ class Steps:
     ) -> MitigationRecord:
         """Store the next state with its line in the audit log, and log it."""
         record = record.model_copy(update={**changes, "state": state, "message": message, "updated_at": self._now()})
-        repair = record.action is MitigationAction.REPAIR
-        what: dict[str, object] = {"chunks": told(record.repairs)} if repair else {"alpha": record.alpha}
+        what: dict[str, object] = {"action": record.action.value}
+        if record.action is MitigationAction.REPAIR:
+            what["chunks"] = told(record.repairs)
+        elif record.alpha is not None:
+            what["alpha"] = record.alpha
         detail = {"id": record.id, "blocks": list(record.blocks), **what, "message": message}
         event = Event(at=record.updated_at, actor=actor, what=f"mitigation {state.value}", detail=detail)
         self._store.save_mitigation(record, event)

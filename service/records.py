@@ -78,11 +78,13 @@ class Mode(StrEnum):
 
 
 class MitigationAction(StrEnum):
-    """Leave the blocks out (alpha 0), scale their contribution by alpha, or put the bytes of their weights right."""
+    """Leave the blocks out (alpha 0), scale their contribution by alpha, put the bytes of their weights right, or call
+    the server not ready."""
 
     SKIP = "skip"
     ATTENUATE = "attenuate"
     REPAIR = "repair"
+    DRAIN = "drain"
 
 
 class MitigationState(StrEnum):
@@ -91,7 +93,7 @@ class MitigationState(StrEnum):
     pending -> applying -> verifying -> active -> reverting -> reverted, with `failed` (the gates are as before, or the
     message says how they are), `dry_run` (nothing was touched) and `interrupted` (it broke off in between, or
     somebody else changed the gates) beside the path.  A repair ends as `repaired` instead of `active`: nothing of it
-    is left to be undone.
+    is left to be undone.  A drain is `active` at once.
     """
 
     PENDING = "pending"
@@ -132,12 +134,14 @@ class MitigationRecord(Record):
     action: MitigationAction
     blocks: tuple[int, ...]
     """Of a repair: those with changed bytes, none where all of them lie outside the blocks; and those whose skip it
-    shall end."""
+    shall end.  None of a drain."""
     alpha: float | None
-    """What the blocks' gates are set to; 0 for a skip, None for a repair."""
+    """What the blocks' gates are set to; 0 for a skip, None for a repair and a drain."""
     reason: str
     actor: str
     automatic: bool
+    rule: str | None = None
+    """The rule of the policy that asked for it; None when a person did."""
     forced: bool = False
     """Somebody asked for it although the last scan said that the loss would rise."""
     mode: Mode
@@ -153,6 +157,8 @@ class MitigationRecord(Record):
     """How long the engine stood still for the last write; None before the first."""
     repairs: tuple[ChunkRepair, ...] = ()
     """The chunks of a repair: as they were found, then as the probe and a fresh look say."""
+    undone_by: str | None = None
+    """Who took it back, `flipwatch` itself or a person; None unless it was."""
     boot_id: str
     """The vLLM process that was changed."""
     created_at: float
@@ -162,12 +168,12 @@ class MitigationRecord(Record):
 
     @property
     def gates_wanted(self) -> tuple[Gate, ...]:
-        """The touched blocks' gates while this is in effect; none for a repair."""
+        """The touched blocks' gates while this is in effect; none for a repair or a drain."""
         return () if self.alpha is None else tuple(Gate(block=block, alpha=self.alpha) for block in self.blocks)
 
     @property
     def held(self) -> tuple[int, ...]:
-        """Blocks whose gates belong to this record while it is open; none for a repair."""
+        """Blocks whose gates belong to this record while it is open; none for a repair or a drain."""
         return () if self.alpha is None else self.blocks
 
 

@@ -104,11 +104,11 @@ class RecordingView(View):
 class MitigationOrder(Order):
     """A change of the served model."""
 
-    action: Literal["skip", "attenuate", "repair"]
+    action: Literal["skip", "attenuate", "repair", "drain"]
     blocks: Annotated[list[Block], Field(min_length=1, max_length=1000)] | Literal["flagged"] | None = Field(
         default=None,
         description="Zero-based blocks, each once, or `flagged`: those that the last finding flags. A repair without "
-        "them puts right whatever has changed.",
+        "them puts right whatever has changed; a drain takes none.",
     )
     alpha: Alpha | None = Field(default=None, description="Needed by attenuate, where it is above 0 and not 1.")
     reason: str = Field(default="", max_length=500)
@@ -118,7 +118,9 @@ class MitigationOrder(Order):
     def _check_action(self) -> Self:
         if self.action == "repair" and (self.alpha is not None or self.force):
             raise ValueError("a repair takes neither alpha nor force")
-        if self.action != "repair" and self.blocks is None:
+        if self.action == "drain" and (self.blocks is not None or self.alpha is not None or self.force):
+            raise ValueError("a drain takes neither blocks nor alpha nor force: it touches nothing")
+        if self.action in ("skip", "attenuate") and self.blocks is None:
             raise ValueError(f"{self.action} needs blocks: their numbers, or flagged")
         return self
 
@@ -243,7 +245,7 @@ class CheckView(View):
 
 
 class ReadyView(View):
-    """The sidecar can do its work.  Whether vLLM is there is listed, and does not count."""
+    """The sidecar can do its work.  Whether vLLM is there is listed, and does not count; a drain counts."""
 
     status: Literal["ready"]
     checks: list[CheckView]

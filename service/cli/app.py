@@ -8,7 +8,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from ... import __version__
-from . import baseline, compare, differential, doctor, inject, integrity, mitigate, scan, status
+from . import baseline, compare, differential, doctor, events, inject, integrity, mitigate, scan, status
 from .client import CliError
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app = typer.Typer(
 app.command("scan")(scan.scan)
 app.command("compare")(compare.compare)
 app.command("status")(status.status)
+app.command("events")(events.events)
 app.add_typer(baseline.app, name="baseline")
 app.add_typer(integrity.app, name="integrity")
 app.add_typer(differential.app, name="differential")

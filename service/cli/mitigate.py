@@ -12,7 +12,8 @@ from .client import CliError, Json, Sidecar
 from .show import AsJson, console, number, print_json, print_records
 
 app = typer.Typer(
-    help="Skip or attenuate blocks of the served model, and undo it; repair its weights.", no_args_is_help=True
+    help="Skip or attenuate blocks of the served model, repair its weights, or drain it; and undo it.",
+    no_args_is_help=True,
 )
 
 Blocks = Annotated[list[int] | None, typer.Argument(help="Zero-based blocks.")]
@@ -65,8 +66,14 @@ def repair(blocks: Blocks = None, flagged: Flagged = False, reason: Reason = Non
 
 
 @app.command()
+def drain(reason: Reason = None, as_json: AsJson = False) -> None:
+    """Let the sidecar's /readyz answer 503, so that no new requests come; nothing in vLLM is touched."""
+    _apply({"action": "drain"}, reason, as_json)
+
+
+@app.command()
 def undo(mitigation: Id, as_json: AsJson = False) -> None:
-    """Set the gates of a mitigation's blocks to 1, so that they run as always."""
+    """Set the gates of a mitigation's blocks to 1, so that they run as always, or end a drain."""
     with Sidecar() as sidecar:
         sidecar.delete(f"/v1/mitigations/{mitigation}")
         record = _settled(sidecar, mitigation)

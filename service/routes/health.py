@@ -4,6 +4,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from prometheus_client.exposition import choose_encoder
 
+from ..drain_orders import drain_in_effect
 from ..page import render
 from ..problem import Kind, document, responses
 from ..schemas import CheckView, LiveView, ReadyView
@@ -23,7 +24,7 @@ async def get_live() -> LiveView:
 
 @router.get("/readyz", operation_id="getReady", response_model=ReadyView, responses=responses(Kind.NOT_READY))
 async def get_ready(sidecar: TheSidecar) -> JSONResponse:
-    """The sidecar can do its work.  An absent vLLM is listed and does not make it unready."""
+    """The sidecar can do its work.  An absent vLLM is listed and does not make it unready; a drain does."""
     found = _checks(sidecar)
     listed = [check.model_dump(mode="json") for check in found]
     bad = [check for check in found if check.required and not check.ok]
@@ -57,9 +58,11 @@ async def get_page(sidecar: TheSidecar, _: Reader) -> HTMLResponse:
 
 
 def _checks(sidecar: Sidecar) -> list[CheckView]:
+    drain = None
     try:
         sidecar.store.touch()
         store = CheckView(name="store", ok=True, required=True, detail="can be written")
+        drain = drain_in_effect(sidecar.store.open_mitigations())
     except StoreError as error:
         store = CheckView(name="store", ok=False, required=True, detail=str(error))
     running = sidecar.schedule.running
@@ -68,4 +71,9 @@ def _checks(sidecar: Sidecar) -> list[CheckView]:
     probe = CheckView(name="probe", ok=live.up, required=False, detail="answers" if live.up else live.away)
     refusal = live.gates_refusal()
     gates = CheckView(name="gates", ok=refusal is None, required=False, detail=refusal or "act")
-    return [store, schedule, probe, gates]
+    found = [store, schedule, probe, gates]
+    if drain is not None:
+        # Anybody may read this, so that the reason stays with the record.
+        detail = f"mitigation {drain.id} drains this server, until it is undone or vLLM restarts"
+        found.append(CheckView(name="drain", ok=False, required=True, detail=detail))
+    return found

@@ -32,10 +32,18 @@ async def start_mitigation(
 ) -> Accepted:
     """Skip or attenuate blocks of the served model, or repair its weights, without a restart or a lost request.
 
+    Or drain it: /readyz answers 503 until that is undone or vLLM is a new process.
+
     409 when the last scan says that the loss would rise, unless the order says `force`; for a repair, which looks at
     all weights before it answers, when nothing has changed.  A repair of a block that is skipped ends the skip.
     """
     action = MitigationAction(order.action)
+    if action is MitigationAction.DRAIN:
+        facts = sidecar.live.facts
+        if facts is None:
+            raise ProblemError(Kind.VLLM_AWAY, sidecar.live.away)
+        record = sidecar.mitigator.drain(facts.boot_id, reason=order.reason, actor=caller.name)
+        return await _accepted(sidecar, record, response)
     if action is MitigationAction.REPAIR:
         record = await sidecar.mitigator.repair(
             _damaged(sidecar) if order.blocks == "flagged" else order.blocks, reason=order.reason, actor=caller.name
@@ -72,7 +80,10 @@ async def get_mitigation(sidecar: TheSidecar, _: Reader, mitigation_id: str) -> 
 async def undo_mitigation(
     sidecar: TheSidecar, caller: access.Mitigator, response: Response, mitigation_id: str
 ) -> Accepted:
-    """Set the gates of its blocks to 1, so that they run as always; allowed in every mode.  409 for a repair."""
+    """Set the gates of its blocks to 1, so that they run as always, or end a drain; allowed in every mode.
+
+    409 for a repair.
+    """
     record = await sidecar.mitigator.undo(mitigation_id, actor=caller.name)
     return await _accepted(sidecar, record, response)
 

@@ -226,6 +226,25 @@ def test_mitigate_attenuate(desk: Desk) -> None:
     assert desk.run("mitigate", "undo", record["id"]).returncode == 0
 
 
+def test_mitigate_drain_and_the_audit_log(desk: Desk) -> None:
+    """The sidecar is not ready until the drain is undone; `events` tells both, oldest first."""
+    record = desk.json("mitigate", "drain", "--reason", "a drill")
+    assert (record["state"], record["action"], record["reason"]) == ("active", "drain", "a drill")
+    assert httpx.get(f"{desk.url}/readyz").status_code == 503
+    desk.refused("mitigate", "drain", words="drains this server already")
+    assert desk.run("mitigate", "undo", record["id"]).returncode == 0
+    assert httpx.get(f"{desk.url}/readyz").status_code == 200
+    lines = desk.run("events", "--limit", "2").stdout.splitlines()
+    assert [line.split("  ")[1:] for line in lines] == [
+        ["boss", "mitigation active: Drained: /readyz answers 503 until this is undone or vLLM restarts."],
+        ["boss", "mitigation reverted: Undone: /readyz says again whether the sidecar works."],
+    ]
+    assert [line["what"] for line in desk.json("events", "--limit", "2")] == [
+        "mitigation reverted",
+        "mitigation active",
+    ]
+
+
 def test_mitigate_with_force(desk: Desk) -> None:
     """What the scan calls harmful is one sentence with the numbers; --force does it all the same."""
     assert desk.run("scan").returncode == 0
