@@ -10,12 +10,15 @@
     FlipwatchBlockDeparts     k of the last n findings say that a block computes something else than its reference;
                               per block as the first one, and one without a block where the model departs and no block
                               does
+    FlipwatchVerdict          the joined verdict is a bad one: at once where it rests on changed bytes or on the
+                              heartbeat, else when k of the last n findings of a monitor that it rests on are bad
     FlipwatchUnknown          k of the last n findings of a monitor are `unknown`; not of one that runs only when
                               somebody asks: who asked is told
 
 The first three are about the alpha-scan, the fourth about the fingerprint, the fifth about the differential monitor;
 findings of different monitors are never counted together.  An `unknown` finding says nothing about blocks or losses: it
-neither fires nor resolves an alert about them.
+neither fires nor resolves an alert about them.  So does a verdict that is `unknown`; another one ends the alert of the
+one before.
 """
 
 from collections import Counter, deque
@@ -30,6 +33,9 @@ import structlog
 from ..monitors.alpha_scan import AlphaScan
 from ..monitors.differential.facts import NAME as DIFFERENTIAL
 from ..monitors.finding import Health
+from ..monitors.fingerprint.judgement import NAME as FINGERPRINT
+from ..monitors.verdict.evidence import HEARTBEAT
+from ..monitors.verdict.verdict import Joined, Verdict
 from .records import FindingRecord
 
 BLOCK_FLAGGED = "FlipwatchBlockFlagged"
@@ -37,10 +43,24 @@ DRIFTED = "FlipwatchModelDrifted"
 NOT_FINITE = "FlipwatchModelNotFinite"
 WEIGHTS_CHANGED = "FlipwatchWeightsChanged"
 BLOCK_DEPARTS = "FlipwatchBlockDeparts"
+VERDICT = "FlipwatchVerdict"
 UNKNOWN = "FlipwatchUnknown"
-NAMES = (BLOCK_FLAGGED, DRIFTED, NOT_FINITE, WEIGHTS_CHANGED, BLOCK_DEPARTS, UNKNOWN)
+NAMES = (BLOCK_FLAGGED, DRIFTED, NOT_FINITE, WEIGHTS_CHANGED, BLOCK_DEPARTS, VERDICT, UNKNOWN)
 
-_SEVERITY = {name: "warning" if name == UNKNOWN else "critical" for name in NAMES}
+ALERTING = {
+    Verdict.WEIGHT_FAULT: "critical",
+    Verdict.LATENT_WEIGHT_FAULT: "warning",
+    Verdict.OLD_FAULT: "critical",
+    Verdict.SERVING_FAULT: "critical",
+    Verdict.HUNG: "critical",
+}
+"""Verdicts that fire FlipwatchVerdict, and the severity of that."""
+
+_CERTAIN = frozenset({FINGERPRINT, HEARTBEAT})
+"""A digest does not err, and the heartbeat has waited long enough by itself."""
+
+_JOINED = "verdict"
+"""In the place of a monitor's name."""
 
 # What Alertmanager writes for "not ended yet".
 _NO_END = "0001-01-01T00:00:00Z"
@@ -59,11 +79,20 @@ class Alert:
     """UTC epoch seconds of the finding that made it fire."""
     summary: str
     description: str
+    verdict: Verdict | None = None
+    """Of FlipwatchVerdict only."""
 
     @property
-    def key(self) -> tuple[str, str, int]:
+    def key(self) -> tuple[str, str, int, str]:
         """What tells it from others; in the order in which alerts are shown."""
-        return self.name, self.monitor, -1 if self.block is None else self.block
+        return self.name, self.monitor, -1 if self.block is None else self.block, self.verdict or ""
+
+    @property
+    def severity(self) -> str:
+        """As the label says it."""
+        if self.verdict is not None:
+            return ALERTING[self.verdict]
+        return "warning" if self.name == UNKNOWN else "critical"
 
 
 class Alerts:
@@ -86,7 +115,7 @@ class Alerts:
         self._send = send
         self._on_request = on_request
         self._windows: dict[str, _Window] = {}
-        self._firing: dict[tuple[str, str, int], Alert] = {}
+        self._firing: dict[tuple[str, str, int, str], Alert] = {}
 
     @property
     def firing(self) -> list[Alert]:
@@ -108,10 +137,32 @@ class Alerts:
 
     def observe(self, finding: FindingRecord, model_name: str) -> None:
         """Take in the next finding; logs and sends what starts and what ends."""
-        started, ended = self._step(finding)
+        self._tell_all(*self._step(finding), finding.created_at, model_name)
+
+    def judge(self, joined: Joined, at: float, model_name: str) -> None:
+        """Take in the verdict of now, epoch seconds; logs and sends what starts and what ends."""
+        if joined.verdict is not Verdict.UNKNOWN:
+            self._tell_all(*self._change(_JOINED, self._of_verdict(joined, at)), at, model_name)
+
+    def restore_verdict(self, joined: Joined, at: float) -> None:
+        """Come to the state that this verdict led to, after `restore`; nothing is logged or sent again."""
+        self._change(_JOINED, self._of_verdict(joined, at))
+
+    def confirmed(self, monitors: Iterable[str]) -> bool:
+        """Whether one of these does not err, or k of its last n findings are bad."""
+        return any(monitor in _CERTAIN or self._window(monitor).confirmed for monitor in monitors)
+
+    def _of_verdict(self, joined: Joined, at: float) -> list[Alert]:
+        fires = any(alert.verdict is joined.verdict for alert in self._firing.values())
+        if joined.verdict not in ALERTING or not (fires or self.confirmed(joined.grounds)):
+            return []
+        summary = f"The verdict on the server is {joined.verdict.value}"
+        return [Alert(VERDICT, _JOINED, None, at, summary, f"{joined.reason} {joined.advice}".strip(), joined.verdict)]
+
+    def _tell_all(self, started: list[Alert], ended: list[Alert], at: float, model_name: str) -> None:
         for name in NAMES:
-            self._tell("firing", [alert for alert in started if alert.name == name], finding.created_at, model_name)
-            self._tell("resolved", [alert for alert in ended if alert.name == name], finding.created_at, model_name)
+            self._tell("firing", [alert for alert in started if alert.name == name], at, model_name)
+            self._tell("resolved", [alert for alert in ended if alert.name == name], at, model_name)
 
     def _window(self, monitor: str) -> "_Window":
         quiet = monitor in self._on_request
@@ -119,8 +170,12 @@ class Alerts:
 
     def _step(self, finding: FindingRecord) -> tuple[list[Alert], list[Alert]]:
         """Returns the alerts that start and those that end."""
-        wanted = {alert.key: alert for alert in self._window(finding.monitor).take(finding)}
-        before = {key: alert for key, alert in self._firing.items() if alert.monitor == finding.monitor}
+        return self._change(finding.monitor, self._window(finding.monitor).take(finding))
+
+    def _change(self, monitor: str, alerts: Iterable[Alert]) -> tuple[list[Alert], list[Alert]]:
+        """From now on these are the monitor's alerts."""
+        wanted = {alert.key: alert for alert in alerts}
+        before = {key: alert for key, alert in self._firing.items() if alert.monitor == monitor}
         started = [alert for key, alert in wanted.items() if key not in before]
         ended = [alert for key, alert in before.items() if key not in wanted]
         others = {key: alert for key, alert in self._firing.items() if key not in before}
@@ -153,6 +208,11 @@ class _Window:
     def confirmed_blocks(self) -> frozenset[int]:
         """Blocks that k of the last n findings flag."""
         return frozenset(block for block, count in self._counts().items() if count >= self._k)
+
+    @property
+    def confirmed(self) -> bool:
+        """k of the last n findings are bad."""
+        return sum(judged.health is Health.FAILED for judged in self._judged) >= self._k
 
     def take(self, finding: FindingRecord) -> Iterable[Alert]:
         """The alerts that fire with this finding as the last one."""
@@ -220,7 +280,9 @@ def webhook_body(
 ) -> dict[str, Any]:
     """Alertmanager's webhook JSON, version 4, for alerts of one name."""
     group = {"alertname": alerts[0].name, "model_name": model_name}
-    common = group | {"severity": _SEVERITY[alerts[0].name], "monitor": alerts[0].monitor}
+    common = group | {"severity": alerts[0].severity, "monitor": alerts[0].monitor}
+    if alerts[0].verdict is not None:
+        common["verdict"] = alerts[0].verdict.value
     entries = []
     for alert in alerts:
         labels = common if alert.block is None else common | {"block": str(alert.block)}

@@ -4,11 +4,24 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+from ..monitors.alpha_scan import AlphaScan, AlphaScanFinding
+from ..monitors.canary.finding import NAME as CANARY
+from ..monitors.canary.finding import CanaryFinding
+from ..monitors.canary.pulse import Pulse
+from ..monitors.differential.facts import NAME as DIFFERENTIAL
+from ..monitors.differential.finding import DifferentialFinding
 from ..monitors.finding import Finding, Health
 from ..monitors.fingerprint.facts import FingerprintReading, IntegrityFacts
-from ..monitors.fingerprint.judgement import CheckpointVerdict
+from ..monitors.fingerprint.judgement import NAME as FINGERPRINT
+from ..monitors.fingerprint.judgement import CheckpointVerdict, FingerprintFinding
+from ..monitors.verdict.evidence import Heard, Seen
+from ..monitors.verdict.join import join
+from ..monitors.verdict.verdict import Joined
 from ..monitors.wire import ModelFacts, SelfTestState
+
+F = TypeVar("F", bound=Finding)
 
 # A finding counts for so many intervals of the clock.
 _OLD = 3
@@ -25,6 +38,18 @@ class MonitorState:
     """Epoch seconds of the finding; None when there is none."""
     finding: Finding | None = None
     finding_id: str | None = None
+    began: float = 0.0
+    """Epoch seconds at which the measurement began."""
+    since: float = 0.0
+    """Epoch seconds of the first finding that said the same, without another one in between."""
+
+    def same(self, finding: Finding) -> bool:
+        """Does that finding say the same about the same blocks?"""
+        return (
+            self.finding is not None
+            and self.finding.health is finding.health
+            and {place.block for place in self.finding.places} == {place.block for place in finding.places}
+        )
 
 
 @dataclass
@@ -73,6 +98,12 @@ class Live:
     """Why the probe does not answer, one sentence; counts only while it is not up."""
     restarts_seen: int = 0
     integrity: Integrity = field(default_factory=Integrity)
+    pulse: Pulse = Pulse.UNKNOWN
+    """Whether requests move."""
+    regated_at: float = 0.0
+    """Epoch seconds at which the gates were last seen to have changed."""
+    repaired_at: float = 0.0
+    """Epoch seconds at which the last repair ended."""
 
     _states: dict[str, MonitorState] = field(default_factory=dict)
     _tallies: defaultdict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
@@ -107,15 +138,38 @@ class Live:
         """The monitor's state, if it is about the vLLM process of this boot id."""
         return self.state(monitor) if self.facts is not None and self.facts.boot_id == boot_id else None
 
-    def found(self, finding: Finding, finding_id: str, at: float) -> None:
-        """A monitor has a new finding.
+    def verdict(self) -> Joined:
+        """All evidence of now, joined."""
+        gates = self.facts.gates if self.up and self.facts is not None else None
+        return join(
+            Heard(
+                fingerprint=self._seen(FINGERPRINT, FingerprintFinding, self.repaired_at),
+                scan=self._seen(AlphaScan.name, AlphaScanFinding, self._changed_at),
+                differential=self._seen(DIFFERENTIAL, DifferentialFinding, self._changed_at),
+                canary=self._seen(CANARY, CanaryFinding, self._changed_at),
+                pulse=self.pulse,
+                gates=None if gates is None else tuple(gates),
+            )
+        )
+
+    def found(self, finding: Finding, finding_id: str, at: float, began: float | None = None) -> None:
+        """A monitor has a new finding, whose measurement ended `at`, epoch seconds.
 
         One that runs only when somebody asks has told who asked that nothing can be told: that is no state to keep.
         """
         if finding.health is Health.UNKNOWN and finding.monitor not in self.monitors:
             return
+        before = self._states.get(finding.monitor)
+        since = before.since if before is not None and before.same(finding) else at
         self._states[finding.monitor] = MonitorState(
-            finding.monitor, finding.health, finding.reason, at, finding, finding_id
+            finding.monitor,
+            finding.health,
+            finding.reason,
+            at,
+            finding,
+            finding_id,
+            at if began is None else began,
+            since,
         )
 
     def restarted(self) -> None:
@@ -137,3 +191,16 @@ class Live:
             state = self.facts.self_test.state.value.replace("_", " ")
             return f"The self-test of the gates: {state}. {self.facts.self_test.reason}"
         return None
+
+    @property
+    def _changed_at(self) -> float:
+        """When something was last done to the model on purpose: what was found before is not about this one."""
+        return max(self.regated_at, self.repaired_at)
+
+    def _seen(self, monitor: str, kind: type[F], changed_at: float) -> Seen[F]:
+        state = self.state(monitor)
+        if not isinstance(state.finding, kind):
+            return Seen(None, state.reason)
+        if state.began < changed_at:
+            return Seen(None, "The model was mitigated or repaired since, and has not been measured again.")
+        return Seen(state.finding, began=state.began, since=state.since)

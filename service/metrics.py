@@ -14,6 +14,7 @@ from .. import __version__
 from ..monitors.alpha_scan import AlphaScan, AlphaScanFinding, Profile, Thresholds
 from ..monitors.finding import Health
 from ..monitors.fingerprint.facts import Method
+from ..monitors.verdict.verdict import Verdict
 from .alerts import NAMES, Alerts
 from .drain_orders import drain_in_effect
 from .live import Live
@@ -133,6 +134,15 @@ class SidecarCollector(Collector):
         elif finding is not None and finding.health is Health.FAILED:
             finite.add_metric([self._name], 0)
         yield from (loss, finite)
+        verdict = GaugeMetricFamily(
+            "flipwatch_verdict",
+            "What all evidence together says: 1 for the verdict of now, 0 for the others.",
+            labels=["verdict"],
+        )
+        now = self._live.verdict().verdict
+        for each in Verdict:
+            verdict.add_metric([each.value], int(each is now))
+        yield verdict
         state = GaugeMetricFamily(
             "flipwatch_health_state",
             "Health as the monitor sees it: 1 for the state it is in, 0 for the others.",

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from html import escape
 
 from ..monitors.finding import Health
+from ..monitors.verdict.verdict import Joined, Verdict
 from .records import MitigationRecord, ScanRecord
 from .schemas import BlockView, StatesView, StateView
 
@@ -14,6 +15,17 @@ _WORDS = {
     Health.DEGRADED: "Degraded",
     Health.FAILED: "Corrupted",
     Health.UNKNOWN: "Not known",
+}
+
+_VERDICTS = {
+    Verdict.OK: "Healthy",
+    Verdict.MITIGATED: "Mitigated",
+    Verdict.WEIGHT_FAULT: "Weight fault",
+    Verdict.LATENT_WEIGHT_FAULT: "Latent weight fault",
+    Verdict.OLD_FAULT: "Fault older than the baseline",
+    Verdict.SERVING_FAULT: "Serving fault",
+    Verdict.HUNG: "Hung",
+    Verdict.UNKNOWN: "Not known",
 }
 
 _STYLE = """
@@ -61,6 +73,7 @@ def render(
             f'<span class="soft">{_at(now)} UTC</span>'
             '<nav class="soft"><a href="/v1/states">states</a><a href="/v1/blocks">blocks</a>'
             '<a href="/metrics">metrics</a><a href="/openapi.json">API</a></nav></header>',
+            _joined(states.verdict),
             "".join(_verdict(state) for state in _worst_first(states.states)),
             f'<p class="soft">{escape(states.profile)}</p>',
             _alerts(states),
@@ -74,6 +87,14 @@ def render(
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         '<meta http-equiv="refresh" content="10">'
         f"<title>Flipwatch: {name}</title><style>{_STYLE}</style></head><body><main>{body}</main></body></html>"
+    )
+
+
+def _joined(joined: Joined) -> str:
+    return (
+        f'<section class="verdict {joined.health.value}"><strong>{_VERDICTS[joined.verdict]}</strong> '
+        f'<span class="soft">all evidence joined</span><p>{escape(joined.reason)}</p>'
+        f"<p>{escape(joined.advice)}</p></section>"
     )
 
 

@@ -26,13 +26,15 @@ class ScanState(StrEnum):
 
 
 class ScanTrigger(StrEnum):
-    """Why a scan ran: the clock, the count of served requests, somebody asked, a mitigation wanted proof, or a clean
-    profile, a new baseline or a recording of states is to be made."""
+    """Why a scan ran: the clock, the count of served requests, somebody asked, a mitigation wanted proof, another
+    monitor saw something that this one has not looked for yet, or a clean profile, a new baseline or a recording of
+    states is to be made."""
 
     SCHEDULE = "schedule"
     REQUESTS = "requests"
     REQUEST = "request"
     VERIFICATION = "verification"
+    EVIDENCE = "evidence"
     BASELINE = "baseline"
 
 

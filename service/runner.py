@@ -172,7 +172,7 @@ class Runner:
             health=finding.health,
             body=finding.model_dump(mode="json"),
         )
-        self._live.found(finding, kept.id, kept.created_at)
+        self._live.found(finding, kept.id, kept.created_at, record.created_at)
         state = ScanState.DONE if error is None else ScanState.FAILED
         finding_id: str | None = kept.id
         try:

@@ -1,7 +1,7 @@
 """When things happen: scans and sweeps by the clock, scans by served requests, the look at vLLM every few seconds."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -46,7 +46,10 @@ class Schedule:
         differentials: Differentials,
         watcher: Watcher,
         vllm: Vllm,
+        looked: Callable[[], Awaitable[None]],
     ) -> None:
+        self._looked = looked
+        """Awaited after each look at vLLM, whatever was seen."""
         self._every_minutes = {
             AlphaScan.name: settings.scan.every_minutes,
             FINGERPRINT: settings.fingerprint.every_minutes,
@@ -71,6 +74,8 @@ class Schedule:
         self._met_boot: str | None = None
         self._meeting: asyncio.Task[None] | None = None
         """Starts the scans of a vLLM that has just arrived, one by one."""
+        self._again: dict[str, asyncio.Task[None]] = {}
+        """Monitor -> the scan that was asked of it out of turn."""
         self._scheduler = AsyncIOScheduler(timezone=UTC, job_defaults={"coalesce": True, "max_instances": 1})
         self._scheduler.add_listener(self._not_run, EVENT_JOB_MAX_INSTANCES | EVENT_JOB_MISSED)
 
@@ -96,6 +101,8 @@ class Schedule:
         """End; no job starts afterwards."""
         if self._meeting is not None:
             self._meeting.cancel()
+        for task in self._again.values():
+            task.cancel()
         if self._scheduler.running:
             self._scheduler.shutdown(wait=False)
 
@@ -107,6 +114,7 @@ class Schedule:
     async def look(self) -> None:
         """One look at vLLM, and the scans that it makes due."""
         await self._watcher.glance()
+        await self._looked()
         facts = self._live.facts
         if not self._live.up or facts is None:
             return
@@ -121,6 +129,21 @@ class Schedule:
         if self._meeting is not None:
             await asyncio.wait({self._meeting})
         await self._runner.idle()
+
+    def again(self, monitors: Iterable[str]) -> None:
+        """Let these look again, out of turn, because another one saw something; not those that have no clock."""
+        for monitor in monitors:
+            pending = self._again.get(monitor)
+            if self._every_minutes.get(monitor) is not None and (pending is None or pending.done()):
+                self._again[monitor] = asyncio.create_task(self._run_again(monitor), name=f"{monitor} again")
+
+    async def _run_again(self, monitor: str) -> None:
+        try:
+            # Called while a finding is being told: that scan has to end first.
+            await self._runner.idle()
+            await self._runner.run(self._jobs[monitor](ScanTrigger.EVIDENCE))
+        except ScanBusy as busy:
+            _log.info("no further evidence", monitor=monitor, reason=str(busy))
 
     def _meet(self) -> None:
         """vLLM is there, or a new process of it: the quick look at its bytes first."""

@@ -9,6 +9,7 @@ from ..monitors.differential.reference import Conditions, ReferenceKind
 from ..monitors.finding import Action, Health
 from ..monitors.fingerprint.facts import SealFacts
 from ..monitors.fingerprint.judgement import CheckpointVerdict
+from ..monitors.verdict.verdict import Joined
 from ..monitors.wire import ModelFacts
 from .records import ScanRecord
 from .settings import Scope
@@ -173,6 +174,7 @@ class AlertView(View):
 class StatesView(View):
     """The whole picture in one answer."""
 
+    verdict: Joined = Field(description="What all evidence together says, why, and what to do.")
     up: bool = Field(description="The probe inside vLLM answers.")
     away: str | None = Field(description="Why it does not, one sentence.")
     model_name: str | None

@@ -13,6 +13,7 @@ from ..monitors.differential.finding import DifferentialFinding
 from ..monitors.finding import Finding, Health
 from ..monitors.fingerprint.judgement import NAME as FINGERPRINT
 from ..monitors.fingerprint.judgement import FingerprintFinding
+from ..monitors.verdict.verdict import Joined
 from ..monitors.wire import ModelFacts
 from .alerts import Alerts
 from .automatic import Automatic
@@ -37,6 +38,7 @@ from .settings import ConfigurationError, Settings
 from .store import Store, StoreError
 from .sweep_job import Sweeps
 from .validation_set import ValidationSet
+from .verdicts import Verdicts
 from .vllm import Vllm
 from .watcher import Watcher
 from .webhook import Webhook
@@ -88,6 +90,7 @@ class Sidecar:
             send=None if self.webhook is None else self.webhook.send,
             on_request=() if compares else (DIFFERENTIAL,),
         )
+        self.verdicts = Verdicts(self.live, self.store, self.alerts, self.now)
         self.scans = Scans(
             settings.scan,
             AlphaScan(settings.alpha_scan, settings.scan.strategy, settings.scan.max_faults),
@@ -133,8 +136,17 @@ class Sidecar:
         )
         self.automatic = Automatic(self.mitigator, self.store, settings.mitigation)
         self.schedule = Schedule(
-            settings, self.live, self.runner, self.scans, self.sweeps, self.differentials, self.watcher, self.vllm
+            settings,
+            self.live,
+            self.runner,
+            self.scans,
+            self.sweeps,
+            self.differentials,
+            self.watcher,
+            self.vllm,
+            self.verdicts.looked,
         )
+        self.verdicts.listen(self._complete)
         self._judged = 0
         """Findings of the alpha-scan about the vLLM process of now."""
         self._followers: set[asyncio.Task[None]] = set()
@@ -174,6 +186,7 @@ class Sidecar:
             for finding in self.store.findings(n, monitor, judged=judged)
         }
         self.alerts.restore(sorted(recent.values(), key=lambda finding: finding.created_at))
+        self.verdicts.restore()
 
     def now(self) -> float:
         """Epoch seconds."""
@@ -190,6 +203,8 @@ class Sidecar:
 
     async def _verify(self, record: MitigationRecord) -> None:
         await self.mitigator.settled()
+        if record.action is MitigationAction.REPAIR:
+            self.live.repaired_at = self.now()
         # The gates are not what they were at the last look, and vLLM may have been restarted meanwhile.
         await self.watcher.glance()
         try:
@@ -232,6 +247,7 @@ class Sidecar:
     async def _told(self, finding: Finding, kept: FindingRecord) -> None:
         """A finding is there: alert, and act if that is allowed."""
         self.alerts.observe(kept, self.live.model_name or "")
+        await self.verdicts.found()
         record = None
         if isinstance(finding, FingerprintFinding):
             record = await self.automatic.consider_repair(finding)
@@ -242,6 +258,10 @@ class Sidecar:
             record = await self.automatic.consider(finding, self.alerts.confirmed_blocks if enough else frozenset())
         if record is not None:
             await self.follow(record)
+
+    async def _complete(self, joined: Joined) -> None:
+        """Evidence that is older than what it is joined with is taken anew."""
+        self.schedule.again(joined.stale)
 
 
 def _open_store(settings: Settings) -> Store:

@@ -62,6 +62,8 @@ class Watcher:
 
     def _see(self, facts: ModelFacts, name: str | None) -> None:
         before = self._live.facts
+        if before is not None and before.gates != facts.gates:
+            self._live.regated_at = self._live.now()
         if not self._live.up:
             _log.info("probe answers", model=name, boot_id=facts.boot_id, armed=facts.armed)
         self._live.facts = facts

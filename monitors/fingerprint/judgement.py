@@ -88,6 +88,12 @@ class FingerprintFinding(Finding):
     """How many of `bad` parity can put right."""
     blocks: tuple[int, ...]
     """Blocks that `bad` touches."""
+    doubts: tuple[str, ...] = ()
+    """Why not all bytes could be compared, half sentences."""
+    loaded_bad: tuple[str, ...] = ()
+    """What was wrong before the baseline, half sentences: its values, the checkpoint, memory against the checkpoint."""
+    checkpoint_verified: bool | None = None
+    """Whether the last check of the checkpoint found nothing wrong; None: there was none."""
 
 
 def judge(reading: FingerprintReading, provenance: CheckpointVerdict | None = None) -> FingerprintFinding:
@@ -100,10 +106,10 @@ def judge(reading: FingerprintReading, provenance: CheckpointVerdict | None = No
     ranks = reading.ranks
     bad = [RankChunk(rank=rank.rank.rank, **dict(chunk)) for rank in ranks for chunk in rank.bad]
     chunks, bad_chunks = sum(rank.chunks for rank in ranks), sum(rank.bad_chunks for rank in ranks)
-    failures, doubts = _changes(ranks, chunks, bad_chunks, bad), _doubts(ranks)
-    failures += _damage(ranks)
+    doubts, loaded_bad = _doubts(ranks), _damage(ranks)
     if provenance is not None and provenance.faults:
-        failures.append(f"the checkpoint was checked at {_time(provenance.at)}: {_first(provenance.faults)}")
+        loaded_bad.append(f"the checkpoint was checked at {_time(provenance.at)}: {_first(provenance.faults)}")
+    failures = _changes(ranks, chunks, bad_chunks, bad) + loaded_bad
     health = Health.FAILED if failures else Health.UNKNOWN if doubts else Health.OK
     reason = "; ".join([*failures, *doubts]) or _healthy(ranks, chunks, provenance)
     action = Action.REPAIR if bad_chunks else Action.NONE if health is Health.OK else Action.INVESTIGATE
@@ -119,6 +125,9 @@ def judge(reading: FingerprintReading, provenance: CheckpointVerdict | None = No
         bad=bad,
         repairable=sum(chunk.unrepairable is None for chunk in bad),
         blocks=tuple(sorted({block for chunk in bad for block in chunk.blocks})),
+        doubts=tuple(doubts),
+        loaded_bad=tuple(loaded_bad),
+        checkpoint_verified=None if provenance is None else provenance.verified,
     )
 
 

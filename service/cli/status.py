@@ -15,7 +15,7 @@ def status(
     all_blocks: Annotated[bool, typer.Option("--blocks", help="Show all blocks, also the plain ones.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print states and blocks as JSON.")] = False,
 ) -> None:
-    """Show health, alerts and gates. Exit code 0: ok, 1: a finding, 2: cannot tell."""
+    """Show the verdict, health, alerts and gates. Exit code by the verdict, 0: ok, 1: a finding, 2: cannot tell."""
     with Sidecar() as sidecar:
         states: Json = sidecar.get("/v1/states")
         blocks: list[Json] = sidecar.get("/v1/blocks")
@@ -23,13 +23,7 @@ def status(
         print_json({"states": states, "blocks": blocks})
     else:
         _print(states, blocks if all_blocks else [block for block in blocks if _stands_out(block)])
-    raise typer.Exit(exit_code([state["health"] for state in states["states"]]))
-
-
-def exit_code(healths: list[str]) -> int:
-    """The worst of them; no monitor at all tells nothing.  A finding outweighs what is unknown."""
-    codes = [_EXIT.get(health, 2) for health in healths] or [2]
-    return 1 if 1 in codes else max(codes)
+    raise typer.Exit(_EXIT.get(states["verdict"]["health"], 2))
 
 
 def _stands_out(block: dict[str, Any]) -> bool:
@@ -38,6 +32,9 @@ def _stands_out(block: dict[str, Any]) -> bool:
 
 def _print(states: Json, blocks: list[Json]) -> None:
     out = console()
+    verdict = states["verdict"]
+    out.print(f"verdict      {verdict['verdict']}: {verdict['reason']}", markup=False)
+    out.print(f"what to do   {verdict['advice']}", markup=False)
     out.print(f"model        {states['model_name'] or 'not known'}", markup=False)
     if not states["up"]:
         out.print(f"vLLM away    {states['away']}", markup=False)

@@ -19,7 +19,7 @@ router = APIRouter(prefix="/v1", tags=["states"])
 
 @router.get("/states", operation_id="getStates", responses=responses(*GUARDED), openapi_extra=READING)
 async def get_states(sidecar: TheSidecar, _: Reader) -> StatesView:
-    """Health of the served model as each monitor sees it, alerts that fire, and whether a mitigation can be had."""
+    """The verdict, health as each monitor sees it, alerts that fire, and whether a mitigation can be had."""
     return states(sidecar)
 
 
@@ -50,6 +50,7 @@ def states(sidecar: Sidecar) -> StatesView:
     if refusal is None and mode == "observe":
         refusal = "The mode is observe: set mitigation.mode to dry-run or enforce."
     return StatesView(
+        verdict=live.verdict(),
         up=live.up,
         away=None if live.up else live.away,
         model_name=live.model_name,
