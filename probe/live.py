@@ -31,6 +31,10 @@ def _vllm_version() -> str:
     return str(vllm.__version__)
 
 
+# A worker holds two at most; those of clients that went away are forgotten here in time.
+_MEASUREMENTS = 8
+
+
 class LiveServer:
     """One vLLM server: all ranks say the same, or the answer is an error."""
 
@@ -40,8 +44,8 @@ class LiveServer:
         self._load = load
         self._flipwatch_version = flipwatch_version
         self._testing = asyncio.Lock()
-        self._measured = ("", "")
-        """Id and monitor of the measurement that was begun last."""
+        self._monitors: dict[str, str] = {}
+        """Monitor of each measurement that may be under way."""
 
     async def facts(self) -> ModelFacts:
         """The model as it is now, gates read back from every rank."""
@@ -117,8 +121,10 @@ class LiveServer:
 
     async def open(self, id: str, order: MeasureOrder) -> Progress:
         """Begin a measurement on every rank."""
-        self._measured = (id, order.monitor)
         replies = await self._engine.call("open", id=id, monitor=order.monitor, plan=order.plan)
+        self._monitors[id] = order.monitor
+        for forgotten in list(self._monitors)[:-_MEASUREMENTS]:
+            del self._monitors[forgotten]
         return Progress(
             id=id,
             steps_done=0,
@@ -150,13 +156,14 @@ class LiveServer:
         """One reading of those of all ranks, once all have one."""
         if None in readings:
             return None
-        measured, name = self._measured
-        if measured != id:
+        name = self._monitors.pop(id, None)
+        if name is None:
             raise ProbeError(404, "Not found", f"There is no measurement {id}; it was dropped or replaced.")
         return join(name, [reading for reading in readings if reading is not None])
 
     async def close(self, id: str) -> None:
         """Drop it."""
+        self._monitors.pop(id, None)
         await self._engine.call("close", id=id)
 
     async def add_fault(self, id: str, order: FaultOrder) -> Fault:

@@ -18,6 +18,9 @@ from .comparison import compare
 from .correction import correct
 from .refused import Refused
 
+OF_BYTES = frozenset({Fingerprint.name, RECORD, COMPARE, CORRECT})
+"""What reads the bytes of the weights and computes nothing with them."""
+
 Steps = Generator[None, None, Any]
 """Yields after each unit of work and returns the reading."""
 

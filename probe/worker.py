@@ -21,7 +21,7 @@ from .gate_trial import try_gates
 from .hardware import hardware
 from .integrity import Repair
 from .live_tensor import UnknownTensor
-from .measurement import Steps, begin
+from .measurement import OF_BYTES, Steps, begin
 from .refused import Refused
 from .stack import UnsupportedModel
 
@@ -46,7 +46,8 @@ class WorkerProbe:
     def __init__(self) -> None:
         """Nothing is under way."""
         self._faults = Faults()
-        self._measurement: Measurement | None = None
+        self._measurements: dict[bool, Measurement] = {}
+        """One of the bytes (True) and one of the model beside it: a sweep need not wait for the end of a long scan."""
         self._trial: dict[str, list[int]] | None = None
         # Counts changes of the model: a measurement that saw two versions is void.
         self._version = 0
@@ -112,7 +113,7 @@ class WorkerProbe:
         return {"cleared": cleared}
 
     def open(self, id: str, monitor: str, plan: dict[str, Any]) -> dict[str, Any]:
-        """Begin a measurement; one that was under way is dropped."""
+        """Begin a measurement; one of the same kind that was under way is dropped."""
         armed = _served()
         if monitor == SELF_TEST:
             if armed.gates is None:
@@ -125,16 +126,14 @@ class WorkerProbe:
                 raise Refused(501, str(reason)) from None
             except ValueError as error:
                 raise Refused(422, f"The plan is wrong: {error}") from None
-        self._measurement = Measurement(id, steps, total, self._version)
+        self._measurements[monitor in OF_BYTES] = Measurement(id, steps, total, self._version)
         return {"steps_total": total}
 
     def advance(self, id: str, steps: int) -> dict[str, Any]:
         """Go on by `steps` units of work; every rank does the same ones."""
-        measurement = self._measurement
-        if measurement is None or measurement.id != id:
-            raise Refused(404, f"There is no measurement {id}; it was finished, dropped or replaced.")
+        measurement = self._measurement(id)
         if measurement.version != self._version:
-            self._measurement = None
+            self._forget(measurement)
             raise Refused(409, "The model changed while it was being measured (its gates, or an injected fault).")
         started = last = time.perf_counter()
         dearest = 0.0
@@ -151,13 +150,13 @@ class WorkerProbe:
                     dearest, last = max(dearest, now - last), now
                     measurement.done += 1
         except StopIteration as stop:
-            self._measurement = None
+            self._forget(measurement)
             if isinstance(stop.value, dict):
                 reading = self._trial = stop.value
             else:
                 reading = stop.value.model_dump(mode="json")
         except Exception:
-            self._measurement = None
+            self._forget(measurement)
             raise
         _synchronize(_served())
         return {
@@ -170,10 +169,17 @@ class WorkerProbe:
 
     def close(self, id: str) -> dict[str, Any]:
         """Drop a measurement."""
-        if self._measurement is None or self._measurement.id != id:
-            raise Refused(404, f"There is no measurement {id}.")
-        self._measurement = None
+        self._forget(self._measurement(id))
         return {}
+
+    def _measurement(self, id: str) -> Measurement:
+        for measurement in self._measurements.values():
+            if measurement.id == id:
+                return measurement
+        raise Refused(404, f"There is no measurement {id}; it was finished, dropped or replaced.")
+
+    def _forget(self, measurement: Measurement) -> None:
+        self._measurements = {kind: one for kind, one in self._measurements.items() if one is not measurement}
 
     def integrity(self) -> dict[str, Any]:
         """The rank's part of `IntegrityFacts`."""

@@ -1,5 +1,6 @@
 """How much of the time measurements may hold the engine: a cap over any minute, over all monitors together."""
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -32,6 +33,8 @@ class Duty:
         self._clock = clock
         self._parts: deque[Part] = deque()
         self._next = 0.0
+        self.turn = asyncio.Lock()
+        """Held from the rest in front of a part to its end: of two that measure, one at a time, in turn."""
 
     def record(self, held: float, *, busy: bool) -> None:
         """A part has just ended that held the engine for so many seconds; also one that did not wait for its turn."""

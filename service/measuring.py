@@ -41,7 +41,7 @@ class StepTooLong(ScanError):
 
 
 class Measurer:
-    """Measures for one monitor.  Its caller sees to it that nothing else measures meanwhile.
+    """Measures for one monitor.  Its caller sees to it that nothing else of the same kind measures meanwhile.
 
     `duty` is shared by all that measure on this engine.  `look` gives the facts of the measured model as it is now,
     or raises `ProbeError`.
@@ -122,10 +122,12 @@ class Measurer:
             note(before + progress.steps_done, before + progress.steps_total)
             while progress.reading is None:
                 done = progress.steps_done
-                if not urgent:
-                    await self._rest(self._duty.rest(busy=_busy(progress)))
-                progress = await self._probe.advance(progress.id, pace.steps, 0.0 if urgent else _PATIENCE_SECONDS)
-                self._duty.record(progress.seconds, busy=_busy(progress))
+                async with self._duty.turn:
+                    if not urgent:
+                        await self._rest(self._duty.rest(busy=_busy(progress)))
+                    patience = 0.0 if urgent else _PATIENCE_SECONDS
+                    progress = await self._probe.advance(progress.id, pace.steps, patience)
+                    self._duty.record(progress.seconds, busy=_busy(progress))
                 self._tally.parts += 1
                 self._tally.held_seconds += progress.seconds
                 note(before + progress.steps_done, before + progress.steps_total)

@@ -1,6 +1,6 @@
 """The one loop that scans: runs a job, stores what it found, tells.
 
-ScanBusy        another measurement runs
+ScanBusy        another measurement of the kind runs
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from uuid import uuid4
 import structlog
 
 from ..monitors.finding import Finding, Health
+from ..monitors.fingerprint.judgement import NAME as FINGERPRINT
 from .job import Job, Outcome
 from .live import Live
 from .measuring import ScanError
@@ -30,8 +31,36 @@ class ScanBusy(Exception):
     """A scan cannot start: another measurement runs."""
 
 
+class _Lane:
+    """One measurement at a time."""
+
+    def __init__(self) -> None:
+        self.engine = asyncio.Lock()
+        """Held by whoever measures."""
+        self.task: asyncio.Task[None] | None = None
+        self.progress: ScanRecord | None = None
+
+    @property
+    def unfinished(self) -> ScanRecord | None:
+        """The scan that has not ended, if there is one."""
+        record = self.progress
+        return record if record is not None and record.state in (ScanState.QUEUED, ScanState.RUNNING) else None
+
+    @property
+    def scanning(self) -> str | None:
+        """The monitor whose scan runs, if any."""
+        return None if self.task is None or self.task.done() or self.progress is None else self.progress.monitor
+
+    def note(self, done: int, total: int) -> None:
+        """A part of the scan has ended."""
+        if self.progress is not None and self.progress.state is ScanState.RUNNING:
+            self.progress = self.progress.model_copy(update={"steps_done": done, "steps_total": total})
+
+
 class Runner:
-    """Runs one measurement at a time.
+    """Runs one measurement of the model at a time, and one of the bytes beside it.
+
+    On a busy server a scan takes long, and a sweep that waited for its end would come too late: their parts alternate.
 
     `told` is awaited with each finding after it has been stored: alerts and automatic mitigation hang on it.
     `changing` says whether somebody changes the model right now: no scan starts then.
@@ -51,10 +80,7 @@ class Runner:
         self._told = told
         self._changing = changing
         self._now = now
-        self._engine = asyncio.Lock()
-        """Held by whoever measures."""
-        self._task: asyncio.Task[None] | None = None
-        self._progress: ScanRecord | None = None
+        self._model, self._bytes = self._lanes = _Lane(), _Lane()
 
     # Scans
 
@@ -63,7 +89,8 @@ class Runner:
 
         A store that does not work stops no scan: what is found is shown and alerted on all the same.
         """
-        if self.running:
+        lane = self._lane(job.monitor)
+        if lane.engine.locked() or lane.scanning is not None:
             raise ScanBusy("A scan runs already: wait until it has ended.")
         if self._changing():
             raise ScanBusy("A mitigation is on its way: wait until it has ended.")
@@ -75,40 +102,41 @@ class Runner:
             created_at=self._now(),
         )
         self._keep(record)
-        self._task = asyncio.create_task(self._scan(record, job), name=f"scan {record.id}")
+        lane.task = asyncio.create_task(self._scan(record, job), name=f"scan {record.id}")
         return record
 
     async def run(self, job: Job) -> None:
         """Start a scan and wait for its end, whatever that is; raises `ScanBusy`.
 
-        A scan of another monitor that runs goes first: two that are due at the same time must not shut each other out.
+        A scan of another monitor that is in the way goes first: two that are due at the same time must not shut each
+        other out.
         """
-        while self.scanning not in (None, job.monitor):
-            await self.idle()
+        lane = self._lane(job.monitor)
+        while lane.task is not None and lane.scanning not in (None, job.monitor):
+            await asyncio.wait({lane.task})
         self.start(job)
-        await self.idle()
+        if lane.task is not None:
+            await asyncio.wait({lane.task})
 
     async def idle(self) -> None:
-        """Wait for the end of the scan that runs, if any."""
-        if self._task is not None:
-            await asyncio.wait({self._task})
+        """Wait for the end of the scans that run now, if any."""
+        if tasks := {lane.task for lane in self._lanes if lane.task is not None}:
+            await asyncio.wait(tasks)
 
     @property
     def running(self) -> bool:
         """Is anything being measured?"""
-        return self._engine.locked() or self.scanning is not None
+        return any(lane.engine.locked() or lane.scanning is not None for lane in self._lanes)
 
-    @property
-    def scanning(self) -> str | None:
-        """The monitor whose scan runs, if any."""
-        if self._task is None or self._task.done() or self._progress is None:
-            return None
-        return self._progress.monitor
+    def in_the_way(self, monitor: str) -> str | None:
+        """The monitor whose scan must end before one of this monitor can start, if any."""
+        return self._lane(monitor).scanning
 
     def record(self, scan_id: str) -> ScanRecord | None:
         """The scan of this id, with its progress of right now."""
-        if self._progress is not None and self._progress.id == scan_id:
-            return self._progress
+        for lane in self._lanes:
+            if lane.progress is not None and lane.progress.id == scan_id:
+                return lane.progress
         return self._store.scan(scan_id)
 
     def forget_unfinished(self) -> None:
@@ -117,19 +145,19 @@ class Runner:
             self._end(record, ScanState.FAILED, error="The sidecar ended while this scan ran.")
 
     async def interrupt(self, why: str) -> None:
-        """End the scan that runs, if any, and forget its measurement; `why` becomes its error."""
-        while self._task is not None and not self._task.done() and self._unfinished() is not None:
-            self._task.cancel(why)
-            await asyncio.wait({self._task})
-        record = self._unfinished()
-        if record is not None:
-            # Cancelled before its first step: the task had no chance to say so itself.
-            self._interrupted(record, why)
+        """End the scans that run, if any, and forget their measurements; `why` becomes their error."""
+        for lane in self._lanes:
+            while lane.task is not None and not lane.task.done() and lane.unfinished is not None:
+                lane.task.cancel(why)
+                await asyncio.wait({lane.task})
+            if (record := lane.unfinished) is not None:
+                # Cancelled before its first step: the task had no chance to say so itself.
+                self._interrupted(record, why)
 
     async def alone(self, measure: Callable[[], Awaitable[T]]) -> T:
         """Measure for a mitigation: a scan that runs gives way, because the model is about to change under it."""
         await self.interrupt("A mitigation took the engine; a new scan follows.")
-        async with self._engine:
+        async with self._model.engine, self._bytes.engine:
             return await measure()
 
     async def _scan(self, record: ScanRecord, job: Job) -> None:
@@ -138,10 +166,11 @@ class Runner:
         tally.started += 1
         started = time.monotonic()
         error: str | None = None
+        lane = self._lane(job.monitor)
         try:
-            async with self._engine:
+            async with lane.engine:
                 self._keep(record.model_copy(update={"state": ScanState.RUNNING}))
-                outcome = await job.measure(self._note)
+                outcome = await job.measure(lane.note)
         except asyncio.CancelledError as cancelled:
             self._interrupted(self._current(record), str(cancelled) or "The sidecar was stopped.")
             raise
@@ -188,24 +217,20 @@ class Runner:
 
     # Book-keeping
 
-    def _note(self, done: int, total: int) -> None:
-        if self._progress is not None and self._progress.state is ScanState.RUNNING:
-            self._progress = self._progress.model_copy(update={"steps_done": done, "steps_total": total})
+    def _lane(self, monitor: str) -> _Lane:
+        return self._bytes if monitor == FINGERPRINT else self._model
 
     def _interrupted(self, record: ScanRecord, why: str) -> None:
         self._live.tally(record.monitor).skipped["interrupted"] += 1
         _log.info("scan interrupted", scan_id=record.id, reason=why)
         self._end(record, ScanState.FAILED, error=why)
 
-    def _unfinished(self) -> ScanRecord | None:
-        record = self._progress
-        return record if record is not None and record.state in (ScanState.QUEUED, ScanState.RUNNING) else None
-
     def _current(self, record: ScanRecord) -> ScanRecord:
-        return self._progress if self._progress is not None and self._progress.id == record.id else record
+        known = self._lane(record.monitor).progress
+        return known if known is not None and known.id == record.id else record
 
     def _keep(self, record: ScanRecord) -> None:
-        self._progress = record
+        self._lane(record.monitor).progress = record
         try:
             self._store.save_scan(record)
         except StoreError as full:

@@ -187,7 +187,7 @@ class Schedule:
             # The first count, or a restarted vLLM that counts from zero.
             self._counted_from = served
         # After a scan of another monitor there is a next look.
-        if served - self._counted_from >= every and self._runner.scanning in (None, AlphaScan.name):
+        if served - self._counted_from >= every and self._runner.in_the_way(AlphaScan.name) in (None, AlphaScan.name):
             self._counted_from = served
             self._begin(self._scans.job(ScanTrigger.REQUESTS))
 

@@ -340,13 +340,13 @@ class FakeServer:
             name = uuid.uuid4().hex
             if body.monitor in MEASURES:
                 total = body.plan["steps"] if "steps" in body.plan else len(body.plan["tensors"])
-                self._measurements = {name: {"monitor": body.monitor, "order": body.plan, "done": 0, "total": total}}
+                self._open(name, {"monitor": body.monitor, "order": body.plan, "done": 0, "total": total})
                 return JSONResponse(self._progress(name, 0), 201)
             if not self.armed or self.scan_refusal is not None:
                 return _problem(501, self.scan_refusal or "ToyLayer is not supported.")
             if body.monitor == "differential":
                 plan = self.states.order(body.plan)
-                self._measurements = {name: {"states": plan, "done": 0, "total": self.num_blocks, "void": False}}
+                self._open(name, {"states": plan, "done": 0, "total": self.num_blocks, "void": False})
                 return JSONResponse(self._progress(name, 0), 201)
             if body.plan.get("group", 1) > 1:
                 return _problem(501, "The fake scans no groups.")
@@ -356,8 +356,7 @@ class FakeServer:
                 return _problem(422, f"This server takes {self.max_tokens} tokens at once.")
             self.plans.append(body.plan)
             steps = self.num_blocks * (2 if alphas else 1)
-            # One that was under way is dropped.
-            self._measurements = {name: {"plan": body.plan, "done": 0, "total": steps, "void": False}}
+            self._open(name, {"plan": body.plan, "done": 0, "total": steps, "void": False})
             return JSONResponse(self._progress(name, 0), 201)
 
         @app.post(PREFIX + "/measurements/{name}/advance")
@@ -423,6 +422,12 @@ class FakeServer:
             return Response(status_code=204)
 
         return app
+
+    def _open(self, name: str, measurement: dict[str, Any]) -> None:
+        """One of the same kind that was under way is dropped: there is one of the bytes and one of the model."""
+        others = self._measurements.items()
+        kept = {other: one for other, one in others if ("monitor" in one) != ("monitor" in measurement)}
+        self._measurements = kept | {name: measurement}
 
     def _progress(self, name: str, steps: int) -> dict[str, Any]:
         measurement = self._measurements[name]

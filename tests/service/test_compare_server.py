@@ -89,7 +89,9 @@ def test_parts_keep_to_the_budget(
     assert compare(server.url, peer.url, "--no-gain").code == 0
     assert (server.steps, peer.steps) == ([1] * 8, [1] * 8)
     assert len(rests) == 16
-    assert all(0.1 < seconds < 0.24 for seconds in rests)
+    # In front of the first part of each server nothing was held; behind it two percent may be.
+    assert rests.count(0.0) == 2
+    assert all(2.0 < seconds < 2.95 for seconds in rests if seconds)
 
 
 def test_each_server_has_its_token(

@@ -380,7 +380,7 @@ async def test_scans_that_a_killed_sidecar_left_are_ended(start: Start) -> None:
     scan = await api.scanned()
     record = api.sidecar.store.scan(scan["id"])
     api.sidecar.store.save_scan(record.model_copy(update={"state": ScanState.RUNNING}))
-    runner._progress = None
+    runner._model.progress = None
     runner.forget_unfinished()
     assert (await api.get(f"/v1/scans/{scan['id']}")).json()["state"] == "failed"
 

@@ -201,9 +201,11 @@ async def test_with_a_clock_a_sweep_runs_when_vllm_arrives_and_before_the_scan(
     assert len((await api.get("/v1/scans")).json()) == 6
 
 
-async def test_a_sweep_that_is_due_waits_for_a_scan_and_is_skipped_by_a_sweep(start: Start, server: FakeServer) -> None:
-    """Two monitors that are due at the same time do not shut each other out; the same one twice is counted."""
-    api = await start()
+async def test_a_sweep_that_is_due_runs_between_the_parts_of_a_scan_and_is_skipped_by_a_sweep(
+    start: Start, server: FakeServer
+) -> None:
+    """A long scan holds no sweep back: their parts alternate.  The same monitor twice is counted."""
+    api = await start(scan={"part_budget_ms": 1})
     schedule = api.sidecar.schedule
     server.hold()
     await api.post("/v1/scans", {})
@@ -212,7 +214,14 @@ async def test_a_sweep_that_is_due_waits_for_a_scan_and_is_skipped_by_a_sweep(st
     await asyncio.sleep(0)
     server.release()
     await due
-    assert [scan["monitor"] for scan in (await api.get("/v1/scans")).json()] == ["fingerprint", "alpha_scan"]
+    await api.sidecar.runner.idle()
+    scans = (await api.get("/v1/scans")).json()
+    assert {(scan["monitor"], scan["state"]) for scan in scans} == {("fingerprint", "done"), ("alpha_scan", "done")}
+    parts = [call for call in server.seen if call.endswith("/advance")]
+    of_the_scan = [number for number, call in enumerate(parts) if call == parts[0]]
+    assert len(of_the_scan) == 16
+    between = of_the_scan[-1] - of_the_scan[0] + 1 - len(of_the_scan)
+    assert between >= 8
     server.hold()
     await api.post("/v1/scans", SWEEP)
     await asyncio.to_thread(server.holding.wait, 10)
@@ -222,6 +231,21 @@ async def test_a_sweep_that_is_due_waits_for_a_scan_and_is_skipped_by_a_sweep(st
     metrics = await api.metrics()
     assert metrics['flipwatch_sweeps_skipped_total{reason="running"}'] == 1
     assert metrics['flipwatch_scans_skipped_total{reason="running"}'] == 0
+
+
+async def test_a_mitigation_ends_a_scan_and_a_sweep_beside_it(start: Start, server: FakeServer) -> None:
+    """Both give way before the model changes under them, and nothing of them stays on the probe."""
+    api = await start()
+    server.hold()
+    await api.post("/v1/scans", {})
+    await asyncio.to_thread(server.holding.wait, 10)
+    assert (await api.post("/v1/scans", SWEEP)).status_code == 202
+    loss = asyncio.create_task(api.sidecar.runner.alone(api.sidecar.scans.loss))
+    await asyncio.sleep(0)
+    server.release()
+    assert await loss is not None
+    assert {scan["state"] for scan in (await api.get("/v1/scans")).json()} == {"failed"}
+    assert server.measurements == 0
 
 
 async def test_each_monitor_has_its_own_clock_for_what_is_old(start: Start) -> None:
