@@ -469,6 +469,7 @@ async def test_the_audit_log_can_be_read(start: Start) -> None:
     events = (await api.get("/v1/events", who="reader")).json()
     assert [(event["actor"], event["what"]) for event in events] == [
         *(("operator", f"mitigation {state}") for state in ("active", "verifying", "applying", "pending")),
+        ("flipwatch", "verdict changed"),
         ("flipwatch", "vllm arrived"),
     ]
     assert (await api.get("/v1/events?limit=2")).json() == events[:2]
