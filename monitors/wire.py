@@ -20,6 +20,9 @@ the bytes and reads `Recorded`, `COMPARE` holds the bytes against the checkpoint
 take a `FingerprintPlan`, as a sweep does.  `CORRECT` makes the checkpoint's values the baseline of tensors, takes a
 `CorrectionPlan` and reads `Corrected`.
 
+Under data parallelism each engine has a replica of the model.  Gates are the same in all of them; what looks at the
+bytes looks at all of them; what looks at the blocks looks at one at a time, which the order names.
+
 Errors are problem+json (`Problem`).  401 bad token; 403 fault injection is off; 404 no such block, measurement,
 fault or tensor; 409 another change is running, the gates have not passed their self-test, or a measurement is void
 because the model changed under it; 422 wrong body; 501 this model or setting is not supported; 502 a rank failed or
@@ -73,6 +76,8 @@ class FaultOrder(FaultSpec):
     """None: outside the blocks, or the full name says it."""
     source: str | None = None
     """Only for a stale page: the other tensor, named in the same way, in the same block or by its full name."""
+    engine: int | None = Field(default=None, ge=0)
+    """Under data parallelism the engine whose replica is damaged; None: all."""
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
@@ -97,7 +102,7 @@ class ModelFacts(Wire):
     """The live model as the probe sees it now, the same on all ranks."""
 
     boot_id: str
-    """New for every vLLM process: a change means that the server was restarted."""
+    """New for every start of vLLM: a change means that the server, or any of its engines, was restarted."""
     model: str
     architecture: str
     layer_class: str
@@ -109,14 +114,17 @@ class ModelFacts(Wire):
     scan_refusal: str | None
     """Why this model cannot be scanned, one sentence; None when it can."""
     model_digest: str | None
-    """Hex digest of a sample of the weights as they were loaded; damage afterwards does not change it.  None: not
-    armed, or the weights could not be read (vLLM's log says why)."""
+    """Hex digest of a sample of the weights as they were loaded, of one replica; damage afterwards does not change it,
+    and replicas that were loaded differently have one that fits no clean model.  None: not armed, or the weights could
+    not be read (vLLM's log says why)."""
     mode: str
     """`eager` or `compiled`."""
     dtype: str
     tensor_parallel_size: int
     pipeline_parallel_size: int
     data_parallel_size: int
+    engines: list[int] = Field(default=[0], min_length=1)
+    """Data-parallel index of each engine that this server answers for."""
     max_tokens: int
     """Longest sequence that a plan may hold."""
     gates: list[float]
@@ -158,6 +166,8 @@ class MeasureOrder(Wire):
 
     monitor: str
     plan: dict[str, Any]
+    engine: int | None = None
+    """The one that is measured.  None: all; monitors of blocks need one where there are several."""
 
 
 class Advance(Wire):

@@ -15,7 +15,7 @@ from .dissection import LiveDissection
 from .forms import Form, learn_forms
 from .gates import Gates
 from .integrity import seal
-from .rank import this_rank
+from .rank import check_independent, this_rank
 from .stack import Stack, UnsupportedModel, find_stack
 from .view import LiveView, check_scannable
 from .weights_digest import digest_weights
@@ -60,7 +60,7 @@ class Armed:
         seen = self._seen()
         folder = checkpoint_folder(self.vllm_config) if checkpoint else None
         stored = None if folder is None else tensors_by_block(folder, self.model, self.stack)
-        return LiveDissection(*seen, rank=this_rank(), checkpoint=stored)
+        return LiveDissection(*seen, rank=this_rank(self.vllm_config), checkpoint=stored)
 
     def _seen(self) -> tuple[Any, ...]:
         if self.gates is None:
@@ -126,9 +126,9 @@ def _sealed(armed: Armed) -> Armed:
 
 def _arm(model: nn.Module, vllm_config: Any, device: torch.device, boot_id: str) -> Armed:
     parallel = vllm_config.parallel_config
-    for kind, size in (("Data", parallel.data_parallel_size), ("Pipeline", parallel.pipeline_parallel_size)):
-        if size > 1:
-            raise UnsupportedModel(f"{kind} parallel size {size} is not supported yet.")
+    check_independent(vllm_config)
+    if parallel.pipeline_parallel_size > 1:
+        raise UnsupportedModel(f"Pipeline parallel size {parallel.pipeline_parallel_size} is not supported yet.")
     if vllm_config.model_config.is_encoder_decoder:
         raise UnsupportedModel("Encoder-decoder models are not supported.")
     stack = find_stack(model)

@@ -1,13 +1,19 @@
-"""The way from the API server to the workers, and changes of the served model between engine steps."""
+"""The way from the API server to the workers, and changes of the served model between engine steps.
+
+Under data parallelism one API server has several engines, a replica of the model in each.  vLLM's own
+`collective_rpc` reaches all of them and hands on the answer of the first (vLLM 0.32, v1/engine/core_client.py); here
+every engine answers, or the call has failed.
+"""
 
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from ..monitors.wire import Problem
+from .weights_digest import combine
 from .worker import RPC
 
 T = TypeVar("T")
@@ -24,8 +30,19 @@ class ProbeError(Exception):
 class Reply(NamedTuple):
     """One rank's answer."""
 
+    engine: int
+    """Its data-parallel index."""
     rank: int
+    """Among the workers of all engines."""
+    place: str
+    """For people: "rank 1", or "engine 1 rank 2" where there are several engines."""
     result: dict[str, Any]
+
+
+def boot_id(replies: Sequence[Reply]) -> str:
+    """One for the server, of those of all its workers: new when any of them is."""
+    workers = [reply.result["boot_id"] for reply in replies]
+    return str(workers[0]) if len(workers) == 1 else combine(workers)
 
 
 _TITLES = {
@@ -42,27 +59,38 @@ class Engine:
     """vLLM's engine client, with what the probe needs of it."""
 
     def __init__(self, client: Any) -> None:
-        """Speak through vLLM's own `EngineClient`."""
+        """Speak through vLLM's own `EngineClient`, an `AsyncLLM`."""
         self._client = client
+        self._parallel = client.vllm_config.parallel_config
         self._one_rpc = asyncio.Lock()
         self._changing = False
 
-    async def call(self, operation: str, **payload: Any) -> list[Reply]:
-        """Carry out one operation on every rank.
+    @property
+    def engines(self) -> list[int]:
+        """Data-parallel index of each engine behind this API server, lowest first; without data parallelism, [0]."""
+        return list(self._client.engine_core.engine_ranks_managed)
+
+    async def call(self, operation: str, *, engine: int | None = None, **payload: Any) -> list[Reply]:
+        """Carry out one operation on every rank of every engine, or of one; the replies in the order of the ranks.
 
         Raises:
-            ProbeError: a rank refused or failed; the detail names the ranks.
+            ProbeError: a rank refused, failed or did not answer; the detail names the ranks.
         """
+        servers = getattr(self._parallel, "_api_process_count", 1)
+        if servers > 1:
+            raise ProbeError(
+                501,
+                "Not supported",
+                f"vLLM runs {servers} API servers on one port, and none knows what another does; start it with "
+                "--api-server-count 1.",
+            )
         call = uuid.uuid4().hex
         async with self._one_rpc:
             # The gates of a sleeping server lie in memory that is not mapped, and a paused one may be in the middle of
             # a weight update.  Our own pause is neither.
             if not self._changing:
                 await self._refuse_asleep()
-            # No timeout: it would kill the engine.
-            raw = await self._client.collective_rpc(RPC, args=(call, operation, payload))
-        if not raw or any(not isinstance(reply, dict) or reply.get("call") != call for reply in raw):
-            raise ProbeError(502, "A rank failed", f"The workers' replies to {operation} do not belong to this call.")
+            raw = await self._ask(call, operation, payload, engine)
         failed = [reply for reply in raw if not reply["ok"]]
         if failed:
             same = len(failed) == len(raw) and len({(reply["status"], reply["detail"]) for reply in failed}) == 1
@@ -70,10 +98,33 @@ class Engine:
                 status, detail = failed[0]["status"], failed[0]["detail"]
             else:
                 status = 502
-                ranks = "; ".join(f"rank {reply['rank']}: {reply['detail']}" for reply in failed)
+                ranks = "; ".join(f"{self._place(reply)}: {reply['detail']}" for reply in failed)
                 detail = f"{len(failed)} of {len(raw)} ranks failed. {ranks}"
             raise ProbeError(status, _TITLES.get(status, "A rank failed"), detail)
-        return [Reply(reply["rank"], reply["result"]) for reply in raw]
+        return [Reply(reply["engine"], reply["rank"], self._place(reply), reply["result"]) for reply in raw]
+
+    async def _ask(
+        self, call: str, operation: str, payload: dict[str, Any], engine: int | None
+    ) -> list[dict[str, Any]]:
+        """Every engine's replies to this very call, in one list."""
+        # No timeout: it would kill the engine.
+        if len(self.engines) == 1:
+            answers = [await self._client.collective_rpc(RPC, args=(call, operation, payload, engine))]
+        else:
+            answers = await self._client.engine_core.call_utility_all_async(
+                "collective_rpc", RPC, None, (call, operation, payload, engine), None
+            )
+        for index, replies in zip(self.engines, answers, strict=True):
+            tags = [(reply["call"], reply["engine"]) if isinstance(reply, dict) else None for reply in replies]
+            if tags != [(call, index)] * self._parallel.world_size:
+                whose = f"Engine {index}'s" if len(answers) > 1 else "The workers'"
+                detail = f"{whose} replies to {operation} do not belong to this call, or some are missing."
+                raise ProbeError(502, "A rank failed", detail)
+        # Engines that were not asked have nothing to say.
+        return [reply for replies in answers for reply in replies if engine in (None, reply["engine"])]
+
+    def _place(self, reply: dict[str, Any]) -> str:
+        return f"rank {reply['rank']}" if len(self.engines) == 1 else f"engine {reply['engine']} rank {reply['rank']}"
 
     async def change(self, act: Callable[[], Awaitable[T]]) -> tuple[T, float]:
         """Run `act` while nothing is computed and no cached state is left; requests in flight are kept and recomputed.
@@ -108,19 +159,29 @@ class Engine:
             self._changing = False
 
     async def _refuse_asleep(self) -> None:
-        if await self._client.is_sleeping():
+        if any(await self._asleep()):
             raise ProbeError(503, "Asleep", "vLLM is asleep, or paused by somebody else; nothing is read or changed.")
+
+    async def _asleep(self) -> list[bool]:
+        """Of each engine: it sleeps, or stands still."""
+        if len(self.engines) == 1:
+            return [await self._client.is_sleeping()]
+        # vLLM's own answer for all of them is an exception where they differ.
+        return list(await self._client.engine_core.call_utility_all_async("is_sleeping"))
 
     @asynccontextmanager
     async def _paused(self) -> AsyncIterator[None]:
         await self._refuse_asleep()
         try:
             # keep: requests stay queued.  clear_cache: running ones are preempted and recomputed, every cache is reset.
+            # Pause, reset and resume go to all engines.
             await self._client.pause_generation(mode="keep", clear_cache=True)
             if not await self._client.reset_prefix_cache(reset_running_requests=True, reset_connector=True):
                 raise ProbeError(
                     409, "Conflict", "vLLM could not free its KV cache (a transfer may hold it); nothing was changed."
                 )
+            if not all(await self._asleep()):
+                raise ProbeError(502, "A rank failed", "An engine did not stand still; nothing was changed.")
             yield
         finally:
             await self._client.resume_generation()

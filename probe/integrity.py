@@ -16,7 +16,7 @@ from ..monitors.fingerprint.sealed import SealedWeights, Unrepairable
 from . import switches
 from .checkpoint import CheckpointUnusable
 from .fresh import fresh_tensors
-from .rank import this_rank
+from .rank import check_independent, this_rank
 from .reload import reload_module
 from .stack import Stack, UnsupportedModel
 from .weights import weights_of
@@ -31,9 +31,7 @@ def seal(model: nn.Module, stack: Stack, vllm_config: Any, device: torch.device)
     Raises:
         UnsupportedModel: there is none; one sentence.
     """
-    replicas = vllm_config.parallel_config.data_parallel_size
-    if replicas > 1:
-        raise UnsupportedModel(f"Data parallel size {replicas} is not supported yet: vLLM answers for one engine only.")
+    check_independent(vllm_config)
     began = time.perf_counter()
     weights = weights_of(model, stack, device)
     if not weights.sources:
@@ -42,7 +40,7 @@ def seal(model: nn.Module, stack: Stack, vllm_config: Any, device: torch.device)
     folder = switches.parity_folder()
     sealed = SealedWeights(
         line,
-        this_rank(),
+        this_rank(vllm_config),
         device=device,
         not_covered=weights.not_covered,
         replaced=weights.replaced,

@@ -18,8 +18,9 @@ from ..monitors.wire import (
     SelfTest,
     SelfTestState,
 )
-from .engine import Engine, ProbeError, Reply
+from .engine import Engine, ProbeError, Reply, boot_id
 from .load import Load
+from .measurement import OF_BYTES
 from .readings import join
 from .weights_digest import combine
 from .worker import SELF_TEST
@@ -44,28 +45,31 @@ class LiveServer:
         self._load = load
         self._flipwatch_version = flipwatch_version
         self._testing = asyncio.Lock()
-        self._monitors: dict[str, str] = {}
-        """Monitor of each measurement that may be under way."""
+        self._measurements: dict[str, tuple[str, int | None]] = {}
+        """Monitor and engine of each measurement that may be under way."""
 
     async def facts(self) -> ModelFacts:
         """The model as it is now, gates read back from every rank."""
         replies = await self._engine.call("facts")
         first = replies[0].result
-        for rank, result in replies[1:]:
+        for reply in replies[1:]:
             for field in ("num_blocks", "refusal", "scan_refusal", "layer_class", "mode"):
-                if result[field] != first[field]:
-                    raise ProbeError(502, "A rank failed", f"Rank {rank} disagrees with rank 0 about {field}.")
+                if reply.result[field] != first[field]:
+                    place = reply.place.capitalize()
+                    raise ProbeError(502, "A rank failed", f"{place} disagrees with {replies[0].place} about {field}.")
         refusal = first["refusal"]
         gates = [] if refusal else _merge_gates(replies, first["num_blocks"])
-        digests = [reply.result["model_digest"] for reply in replies]
         return ModelFacts.model_validate(
             {
                 **{name: value for name, value in first.items() if name != "trial"},
                 "armed": refusal is None,
-                "model_digest": None if None in digests else combine(digests),
+                "boot_id": boot_id(replies),
+                "model_digest": _model_digest(replies),
+                "data_parallel_size": max(first["data_parallel_size"], len(self._engine.engines)),
+                "engines": self._engine.engines,
                 "gates": gates,
                 "self_test": _judge_trials([reply.result["trial"] for reply in replies], first["num_blocks"]),
-                "faults": [Fault.model_validate(fault) for fault in first["faults"]],
+                "faults": _merge_faults(replies),
                 "flipwatch_version": self._flipwatch_version,
                 "vllm_version": _vllm_version(),
                 "torch_version": torch.__version__,
@@ -120,11 +124,16 @@ class LiveServer:
         return GateReport(gates=gates, paused_seconds=seconds)
 
     async def open(self, id: str, order: MeasureOrder) -> Progress:
-        """Begin a measurement on every rank."""
-        replies = await self._engine.call("open", id=id, monitor=order.monitor, plan=order.plan)
-        self._monitors[id] = order.monitor
-        for forgotten in list(self._monitors)[:-_MEASUREMENTS]:
-            del self._monitors[forgotten]
+        """Begin a measurement on every rank, of all engines or of one."""
+        self._check_engine(order.engine)
+        if order.engine is None and len(self._engine.engines) > 1 and order.monitor not in OF_BYTES:
+            # Replicas are not averaged, and none speaks for the others.
+            engines = ", ".join(map(str, self._engine.engines))
+            raise ProbeError(422, "Wrong request", f"engine: Name the one that is measured; there are {engines}.")
+        replies = await self._engine.call("open", engine=order.engine, id=id, monitor=order.monitor, plan=order.plan)
+        self._measurements[id] = order.monitor, order.engine
+        for forgotten in list(self._measurements)[:-_MEASUREMENTS]:
+            del self._measurements[forgotten]
         return Progress(
             id=id,
             steps_done=0,
@@ -138,7 +147,8 @@ class LiveServer:
         """Go on with it, after up to `patience` seconds in which requests without a first token go first."""
         await self._load.calm(patience)
         before = self._load.requests()
-        results = [reply.result for reply in await self._engine.call("advance", id=id, steps=steps)]
+        replies = await self._engine.call("advance", engine=self._engine_of(id), id=id, steps=steps)
+        results = [reply.result for reply in replies]
         after = self._load.requests()
         if len({result["steps_done"] for result in results}) > 1:
             raise ProbeError(502, "A rank failed", "The ranks did not do the same work; the measurement is void.")
@@ -156,22 +166,36 @@ class LiveServer:
         """One reading of those of all ranks, once all have one."""
         if None in readings:
             return None
-        name = self._monitors.pop(id, None)
+        name, _ = self._measurements.pop(id, (None, None))
         if name is None:
             raise ProbeError(404, "Not found", f"There is no measurement {id}; it was dropped or replaced.")
         return join(name, [reading for reading in readings if reading is not None])
 
     async def close(self, id: str) -> None:
         """Drop it."""
-        self._monitors.pop(id, None)
-        await self._engine.call("close", id=id)
+        engine = self._engine_of(id)
+        self._measurements.pop(id, None)
+        await self._engine.call("close", engine=engine, id=id)
+
+    def _engine_of(self, id: str) -> int | None:
+        _, engine = self._measurements.get(id, (None, None))
+        return engine
+
+    def _check_engine(self, engine: int | None) -> None:
+        engines = self._engine.engines
+        if engine is not None and engine not in engines:
+            there = ", ".join(map(str, engines))
+            raise ProbeError(404, "Not found", f"There is no engine {engine}; there are {there}.")
 
     async def add_fault(self, id: str, order: FaultOrder) -> Fault:
-        """Damage a tensor on every rank that holds a part of it."""
+        """Damage a tensor on every rank that holds a part of it, of all engines or of one."""
+        self._check_engine(order.engine)
 
         async def damage() -> list[Reply]:
             try:
-                return await self._engine.call("add_fault", id=id, order=order.model_dump(mode="json"))
+                return await self._engine.call(
+                    "add_fault", engine=order.engine, id=id, order=order.model_dump(mode="json")
+                )
             except ProbeError as error:
                 # All or nothing: the ranks that did it take it back, those that did not have nothing to take back.
                 if error.problem.status == 502:
@@ -183,8 +207,10 @@ class LiveServer:
         return Fault.model_validate(replies[0].result["fault"])
 
     async def remove_fault(self, id: str) -> None:
-        """Put the values back."""
-        await self._engine.change(lambda: self._engine.call("remove_fault", id=id))
+        """Put the values back, wherever they are damaged."""
+        replies, _ = await self._engine.change(lambda: self._engine.call("remove_fault", id=id))
+        if not any(reply.result["removed"] for reply in replies):
+            raise ProbeError(404, "Not found", f"There is no fault {id}.")
 
 
 def _judge_trials(trials: list[dict[str, list[int]] | None], num_blocks: int) -> SelfTest:
@@ -208,18 +234,34 @@ def _judge_trials(trials: list[dict[str, list[int]] | None], num_blocks: int) ->
     return SelfTest(state=SelfTestState.PASSED, reason=f"All {num_blocks} gates act in the served code.")
 
 
+def _model_digest(replies: list[Reply]) -> str | None:
+    """That of a replica; of replicas that differ, one that is none of theirs."""
+    if any(reply.result["model_digest"] is None for reply in replies):
+        return None
+    engines = dict.fromkeys(reply.engine for reply in replies)
+    digests = [combine([r.result["model_digest"] for r in replies if r.engine == engine]) for engine in engines]
+    return digests[0] if len(set(digests)) == 1 else combine(digests)
+
+
+def _merge_faults(replies: list[Reply]) -> list[Fault]:
+    """Each once, wherever it stands."""
+    faults = (Fault.model_validate(fault) for reply in replies for fault in reply.result["faults"])
+    return list({fault.id: fault for fault in faults}.values())
+
+
 def _merge_gates(replies: list[Reply], num_blocks: int) -> list[float]:
-    """All ranks' gates as one list; a block that two ranks hold must stand alike on both."""
+    """All ranks' gates as one list; a block that several ranks hold must stand alike on all of them."""
     merged: dict[int, float] = {}
-    for rank, result in replies:
-        for block, alpha in result["gates"]:
+    answered = {(reply.engine, block) for reply in replies for block, _ in reply.result["gates"]}
+    for reply in replies:
+        for block, alpha in reply.result["gates"]:
             if merged.setdefault(block, alpha) != alpha:
-                raise ProbeError(
-                    502, "A rank failed", f"Rank {rank} has block {block} at {alpha}, others at {merged[block]}."
-                )
-    missing = [block for block in range(num_blocks) if block not in merged]
-    if missing:
-        raise ProbeError(502, "A rank failed", f"No rank answered for block {missing[0]}.")
+                detail = f"{reply.place.capitalize()} has block {block} at {alpha}, others at {merged[block]}."
+                raise ProbeError(502, "A rank failed", detail)
+    for engine in {reply.engine for reply in replies}:
+        missing = [block for block in range(num_blocks) if (engine, block) not in answered]
+        if missing:
+            raise ProbeError(502, "A rank failed", f"No rank of engine {engine} answered for block {missing[0]}.")
     return [merged[block] for block in range(num_blocks)]
 
 

@@ -17,7 +17,7 @@ from ..monitors.fingerprint.facts import (
     WeightFile,
 )
 from .checkpoint import CheckpointUnusable, checkpoint_folder, sha256_past_cache, weight_files
-from .engine import Engine, ProbeError, Reply
+from .engine import Engine, ProbeError, Reply, boot_id
 
 
 class LiveIntegrity:
@@ -32,11 +32,13 @@ class LiveIntegrity:
     async def facts(self) -> IntegrityFacts:
         """The baselines of all ranks; where one has none, the server has none."""
         replies = await self._engine.call("integrity")
-        refusals = [f"Rank {rank}: {result['refusal']}" for rank, result in replies if result["refusal"]]
+        refusals = [
+            f"{reply.place.capitalize()}: {reply.result['refusal']}" for reply in replies if reply.result["refusal"]
+        ]
         return IntegrityFacts(
-            boot_id=replies[0].result["boot_id"],
+            boot_id=boot_id(replies),
             refusal=refusals[0] if refusals else None,
-            ranks=[] if refusals else [SealFacts.model_validate(result["seal"]) for _, result in replies],
+            ranks=[] if refusals else [SealFacts.model_validate(reply.result["seal"]) for reply in replies],
         )
 
     async def repair(self, order: RepairOrder) -> RepairReport:
@@ -56,7 +58,7 @@ class LiveIntegrity:
             return await self._engine.call("repair", chunks=wanted)
 
         replies, seconds = await self._engine.change(put_right)
-        chunks = [ChunkRepair.model_validate(chunk) for _, result in replies for chunk in result["chunks"]]
+        chunks = [ChunkRepair.model_validate(chunk) for reply in replies for chunk in reply.result["chunks"]]
         return RepairReport(chunks=chunks, paused_seconds=seconds)
 
     async def checkpoint(self) -> CheckpointFacts:

@@ -28,7 +28,7 @@ def digest_weights(model: nn.Module) -> str:
 
 
 def combine(digests: list[str]) -> str:
-    """One digest of the ranks' digests, in the order of the ranks."""
+    """One digest, or id, of those of the ranks, in the order of the ranks."""
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()[:32]
 
 

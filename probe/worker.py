@@ -228,11 +228,9 @@ class WorkerProbe:
         return {"fault": fault.model_dump(mode="json")}
 
     def remove_fault(self, id: str) -> dict[str, Any]:
-        """Put the damaged values back, bit for bit.  The scheduler is paused."""
+        """Put the damaged values back, bit for bit, where they are damaged.  The scheduler is paused."""
         self._version += 1
-        if not self._faults.remove(id):
-            raise Refused(404, f"There is no fault {id}.")
-        return {}
+        return {"removed": self._faults.remove(id)}
 
 
 def _synchronize(armed: Armed) -> None:
@@ -260,7 +258,7 @@ _OPERATIONS: dict[str, Callable[..., dict[str, Any]]] = {
 }
 
 
-def rpc(worker: Any, call: str, operation: str, payload: dict[str, Any]) -> dict[str, Any]:
+def rpc(worker: Any, call: str, operation: str, payload: dict[str, Any], only: int | None = None) -> dict[str, Any]:
     """Carry out one operation; what goes wrong travels as data.
 
     Args:
@@ -268,8 +266,13 @@ def rpc(worker: Any, call: str, operation: str, payload: dict[str, Any]) -> dict
         call: Id that the reply must carry.
         operation: Name in the table above.
         payload: Plain data.
+        only: Data-parallel index of the one engine that shall do it; the others just reply.
     """
-    tag = {"call": call, "rank": worker.rank}
+    parallel = worker.vllm_config.parallel_config
+    engine = parallel.data_parallel_index
+    tag = {"call": call, "engine": engine, "rank": engine * parallel.world_size + worker.rank}
+    if only not in (None, engine):
+        return {**tag, "ok": True, "result": {}}
     try:
         probe = worker.__dict__.get("_flipwatch_probe")
         if probe is None:

@@ -123,7 +123,7 @@ class ServerSide:
 
 
 class ServedModel:
-    """The model of one vLLM process."""
+    """The model of one vLLM server; of several engines the first stands for all, as replicas are alike."""
 
     def __init__(self, side: ServerSide, facts: ModelFacts) -> None:
         self._side = side
@@ -133,7 +133,7 @@ class ServedModel:
 
     def measure(self, monitor: Monitor[Any, P, R, Any], plan: P, kind: type[R], note: Callable[[int, int], None]) -> R:
         """In parts, with rests between them."""
-        order = MeasureOrder(monitor=monitor.name, plan=plan.model_dump(mode="json"))
+        order = MeasureOrder(monitor=monitor.name, plan=plan.model_dump(mode="json"), engine=self._facts.engines[0])
         progress = self._side.run(order, self._facts, note)
         try:
             return kind.model_validate(progress.reading)

@@ -18,6 +18,7 @@ from .measuring import Measurer, ScanError
 from .peer import Peer
 from .recordings import Recordings, conditions, not_finite
 from .records import ScanTrigger
+from .replicas import worst
 from .settings import DifferentialSettings
 from .store import StoreError
 from .validation_set import ValidationSet
@@ -126,7 +127,8 @@ class Differentials:
     async def _recorded(self, facts: ModelFacts, actor: str, note: Note) -> DifferentialFinding:
         self.check_recordable(facts)
         plan = DifferentialPlan(tokens=await self._tokens(facts.max_tokens), noise=True)
-        reading, steps = await read_states(self._measurer, plan, facts, note)
+        # Replicas are alike: the states of the first are those of all, if none is found to depart from them.
+        reading, steps = await read_states(self._measurer, plan, facts, facts.engines[0], note)
         why = not_finite(reading, plan.size)
         if why is not None:
             raise BaselineError(why)
@@ -139,8 +141,12 @@ class Differentials:
 
     async def _against_checkpoint(self, facts: ModelFacts, note: Note) -> DifferentialFinding:
         plan = DifferentialPlan(tokens=await self._tokens(facts.max_tokens), checkpoint=True, noise=True)
-        reading, _ = await read_states(self._measurer, plan, facts, note)
-        return judge(reading, ReferenceKind.CHECKPOINT, None, conditions(facts), self._limit, plan.size)
+        findings, steps = {}, 0
+        for engine in facts.engines:
+            reading, more = await read_states(self._measurer, plan, facts, engine, note, before=steps)
+            findings[engine] = judge(reading, ReferenceKind.CHECKPOINT, None, conditions(facts), self._limit, plan.size)
+            steps += more
+        return worst(findings)
 
     async def _against_peer(self, facts: ModelFacts, note: Note) -> DifferentialFinding:
         if self._peer is None:
@@ -154,5 +160,9 @@ class Differentials:
         self, kind: ReferenceKind, recording: Recording, facts: ModelFacts, note: Note, *, before: int = 0
     ) -> DifferentialFinding:
         """Replay a recording in the live model."""
-        reading, _ = await read_states(self._measurer, recording.replay(), facts, note, before=before)
-        return judge(reading, kind, recording, conditions(facts), self._limit)
+        findings, steps = {}, before
+        for engine in facts.engines:
+            reading, more = await read_states(self._measurer, recording.replay(), facts, engine, note, before=steps)
+            findings[engine] = judge(reading, kind, recording, conditions(facts), self._limit)
+            steps += more
+        return worst(findings)

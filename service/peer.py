@@ -45,9 +45,9 @@ class Peer:
         return there
 
     async def record(self, there: ModelFacts, plan: DifferentialPlan, note: Note, at: float) -> tuple[Recording, int]:
-        """States of the peer, taken now (`at`, epoch seconds), and how many steps that took."""
+        """States of the peer (of its first engine), taken now (`at`, epoch seconds), and how many steps that took."""
         with self._told():
-            reading, steps = await read_states(self._measurer, plan, there, note)
+            reading, steps = await read_states(self._measurer, plan, there, there.engines[0], note)
         return Recording(recorded_at=at, conditions=conditions(there), plan=plan, reading=reading), steps
 
     @contextmanager

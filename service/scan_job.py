@@ -9,6 +9,7 @@ from .live import Live
 from .measuring import ScanError
 from .mitigation_steps import ITSELF, LossUnavailable
 from .records import ScanTrigger
+from .replicas import worst
 from .scan_measure import Measured, ScanMeasure
 from .settings import ScanSettings
 from .store import StoreError
@@ -45,23 +46,29 @@ class Scans:
     async def loss(self) -> float | None:
         """Loss in nats per scored token of the model as served now; None when it is not finite.
 
-        Parts keep to their budget, but nothing rests between them: help must not wait.  Raises `LossUnavailable` or
-        `ProbeError`.
+        With several engines, that of the one that is worst off.  Parts keep to their budget, but nothing rests between
+        them: help must not wait.  Raises `LossUnavailable` or `ProbeError`.
         """
         try:
             measured = await self._measure.measure(self._monitor, [], lambda *_: None, urgent=True)
         except (ScanError, VllmError, ValidationSetError) as error:
             raise LossUnavailable(str(error)) from error
-        finding = self._monitor.judge(measured.readings)
-        if not finding.sequences:
-            raise LossUnavailable("Nothing was measured.")
-        return finding.base_loss_nats
+        losses = []
+        for one in measured:
+            finding = self._monitor.judge(one.readings)
+            if not finding.sequences:
+                raise LossUnavailable("Nothing was measured.")
+            if finding.base_loss_nats is None:
+                return None
+            losses.append(finding.base_loss_nats)
+        return max(losses)
 
     async def _scan(self, trigger: ScanTrigger, grid: list[float], note: Note) -> Outcome:
         measured = await self._measure.measure(self._scanner(trigger), grid, note, fitting=self._baseline.fitting)
-        judged = self._judge(measured)
-        refusal = self._recorded(measured, judged) if trigger is ScanTrigger.BASELINE else None
-        readings = [reading.model_dump(mode="json") for reading in measured.readings]
+        judged = worst({one.engine: self._judge(one) for one in measured})
+        # Replicas are alike: the profile of the first is that of all, if nothing is found in any.
+        refusal = self._recorded(measured[0], judged) if trigger is ScanTrigger.BASELINE else None
+        readings = [reading.model_dump(mode="json") for one in measured for reading in one.readings]
         return Outcome(self._as_offered(judged), readings, refusal)
 
     def _scanner(self, trigger: ScanTrigger) -> AlphaScan:

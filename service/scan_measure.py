@@ -25,6 +25,8 @@ class Measured:
 
     facts: ModelFacts
     """As before the measurement; gates and faults were the same after it."""
+    engine: int
+    """The one that was measured."""
     order: AlphaScanPlan
     readings: list[AlphaScanReading]
     profile: Profile | None = None
@@ -70,25 +72,29 @@ class ScanMeasure:
         *,
         urgent: bool = False,
         fitting: Callable[[ModelFacts, AlphaScanPlan], Profile | None] = lambda facts, order: None,
-    ) -> Measured:
-        """One plan after the other, until the monitor wants no more; how many there will be is not known before.
+    ) -> list[Measured]:
+        """Of each engine one plan after the other, until the monitor wants no more.
 
-        `fitting` gives the clean profile for this model and order.  Raises what `order` raises.
+        How many there will be is not known before.  Engines are measured in turn, so that the others serve at their own
+        pace.  `fitting` gives the clean profile for this model and order.  Raises what `order` raises.
         """
         facts, order = await self.order(grid)
         profile = fitting(facts, order)
-        readings: list[AlphaScanReading] = []
+        measured = []
         steps = 0
-        while (plan := monitor.next_plan(order, readings, profile)) is not None:
-            progress = await self._one(monitor.name, plan, facts, note, steps, urgent=urgent)
-            readings.append(AlphaScanReading.model_validate(progress.reading))
-            steps += progress.steps_done
+        for engine in facts.engines:
+            readings: list[AlphaScanReading] = []
+            while (plan := monitor.next_plan(order, readings, profile)) is not None:
+                progress = await self._one(monitor.name, plan, facts, engine, note, steps, urgent=urgent)
+                readings.append(AlphaScanReading.model_validate(progress.reading))
+                steps += progress.steps_done
+            measured.append(Measured(facts, engine, order, readings, profile))
         await self._measurer.same_model(facts)
         self._tokens_per_step = min(2 * self._tokens_per_step, _TOKENS_PER_STEP)
-        return Measured(facts, order, readings, profile)
+        return measured
 
     async def _one(
-        self, name: str, plan: AlphaScanPlan, facts: ModelFacts, note: Note, before: int, *, urgent: bool
+        self, name: str, plan: AlphaScanPlan, facts: ModelFacts, engine: int, note: Note, before: int, *, urgent: bool
     ) -> Progress:
         """One plan; begun again with smaller steps where single steps take longer than a part may."""
         budget = self._measurer.budget_seconds
@@ -98,7 +104,7 @@ class ScanMeasure:
             copies = min(max(1, len(plan.alphas)), _LOSSES_PER_STEP)
             smallest = 2 * copies * max(len(row) for row in plan.tokens)
             limit = budget if self._tokens_per_step >= smallest else None
-            asked = MeasureOrder(monitor=name, plan=plan.model_dump(mode="json"))
+            asked = MeasureOrder(monitor=name, plan=plan.model_dump(mode="json"), engine=engine)
             try:
                 return await self._measurer.run(asked, facts, note, before=before, urgent=urgent, longest_step=limit)
             except StepTooLong as step:

@@ -218,14 +218,16 @@ class VllmServer:
         """Take a fault back."""
         assert self.probe.delete(f"/faults/{fault}").status_code == 204
 
-    def measure(self, tokens: list[list[int]], alphas: Sequence[float] = (), steps: int = 20) -> dict[str, Any]:
-        """A whole alpha-scan reading over these sequences."""
+    def measure(
+        self, tokens: list[list[int]], alphas: Sequence[float] = (), steps: int = 20, engine: int | None = None
+    ) -> dict[str, Any]:
+        """A whole alpha-scan reading over these sequences; of one engine where there are several."""
         plan = {"alphas": list(alphas), "tokens": tokens, "scored_from": [1] * len(tokens), "tokens_per_step": 512}
-        return self.reading("alpha_scan", plan, steps)
+        return self.reading("alpha_scan", plan, steps, engine)
 
-    def reading(self, monitor: str, plan: dict[str, Any], steps: int = 20) -> dict[str, Any]:
+    def reading(self, monitor: str, plan: dict[str, Any], steps: int = 20, engine: int | None = None) -> dict[str, Any]:
         """A whole measurement, so many steps at a time."""
-        reply = self.probe.post("/measurements", json={"monitor": monitor, "plan": plan})
+        reply = self.probe.post("/measurements", json={"monitor": monitor, "plan": plan, "engine": engine})
         assert reply.status_code == 201, reply.text
         progress = reply.json()
         while progress["reading"] is None:

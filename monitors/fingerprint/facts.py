@@ -21,11 +21,15 @@ class Rank(Wire):
     """One worker process of a vLLM server."""
 
     rank: int
-    """Among all workers that answer."""
+    """Among all workers that answer, of all engines."""
     data: int = 0
-    """Its data-parallel rank; pipeline and tensor alike."""
+    """Data-parallel index of its engine; pipeline and tensor are its ranks in these."""
     pipeline: int = 0
     tensor: int = 0
+
+    def __str__(self) -> str:
+        """For people; the engine is named where there must be several."""
+        return f"rank {self.rank} (engine {self.data})" if self.data else f"rank {self.rank}"
 
 
 class NotCovered(Wire):

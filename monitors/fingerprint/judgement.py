@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..finding import Action, Finding, Health
-from .facts import BadChunk, FileDigest, FingerprintReading, NotCovered, RankComparison, RankReading, blocks_of
+from .facts import BadChunk, FileDigest, FingerprintReading, NotCovered, Rank, RankComparison, RankReading, blocks_of
 
 NAME = "fingerprint"
 """The monitor's name."""
@@ -24,6 +24,13 @@ class RankChunk(BadChunk):
     """A bad chunk, and whose it is."""
 
     rank: int
+    engine: int = 0
+    """Data-parallel index of its engine."""
+
+    @property
+    def place(self) -> str:
+        """Rank and engine, for people."""
+        return str(Rank(rank=self.rank, data=self.engine))
 
     @property
     def blocks(self) -> list[int]:
@@ -50,7 +57,7 @@ class CheckpointVerdict(BaseModel):
     @property
     def faults(self) -> list[str]:
         """All that is wrong, a sentence each without the full stop."""
-        different = [f"rank {rank.rank.rank}: {_bare(what)}" for rank in self.ranks for what in rank.different]
+        different = [f"{rank.rank}: {_bare(what)}" for rank in self.ranks for what in rank.different]
         return [*map(_bare, self.problems), *different]
 
     @property
@@ -104,7 +111,7 @@ def judge(reading: FingerprintReading, provenance: CheckpointVerdict | None = No
         provenance: The last check of the checkpoint that these bytes were loaded from, if there was one.
     """
     ranks = reading.ranks
-    bad = [RankChunk(rank=rank.rank.rank, **dict(chunk)) for rank in ranks for chunk in rank.bad]
+    bad = [RankChunk(rank=rank.rank.rank, engine=rank.rank.data, **dict(chunk)) for rank in ranks for chunk in rank.bad]
     chunks, bad_chunks = sum(rank.chunks for rank in ranks), sum(rank.bad_chunks for rank in ranks)
     doubts, loaded_bad = _doubts(ranks), _damage(ranks)
     if provenance is not None and provenance.faults:
@@ -164,12 +171,12 @@ def _changes(ranks: list[RankReading], chunks: int, bad_chunks: int, bad: list[R
         told += f"; parity can put {listed} right"
     lost = next((chunk for chunk in bad if chunk.unrepairable is not None), None)
     if lost is not None and lost.unrepairable is not None:
-        told += f"; parity cannot put chunk {lost.chunk} of rank {lost.rank} right: {_bare(lost.unrepairable)}"
+        told += f"; parity cannot put chunk {lost.chunk} of {lost.place} right: {_bare(lost.unrepairable)}"
     return [told]
 
 
 def _place(chunk: RankChunk) -> str:
-    parts = [f"rank {chunk.rank}"]
+    parts = [chunk.place]
     if chunk.pieces:
         parts.append(chunk.pieces[0].tensor)
         if len(chunk.pieces) > 1:
@@ -181,26 +188,22 @@ def _place(chunk: RankChunk) -> str:
 
 def _damage(ranks: list[RankReading]) -> list[str]:
     """Values that no trained weight has, from the time of the baseline."""
-    found = [f"rank {rank.rank.rank}: {_bare(what)}" for rank in ranks for what in rank.suspicions]
+    found = [f"{rank.rank}: {_bare(what)}" for rank in ranks for what in rank.suspicions]
     return [f"the weights were bad when the baseline was taken: {_first(found)}"] if found else []
 
 
 def _doubts(ranks: list[RankReading]) -> list[str]:
     if not ranks:
         return ["no rank answered: nothing was compared"]
-    doubts = [
-        f"rank {rank.rank.rank} holds no bytes to compare" for rank in ranks if not (rank.chunks and rank.covered_bytes)
-    ]
-    replaced = [f"{name} of rank {rank.rank.rank}" for rank in ranks for name in rank.replaced]
+    doubts = [f"{rank.rank} holds no bytes to compare" for rank in ranks if not (rank.chunks and rank.covered_bytes)]
+    replaced = [f"{name} of {rank.rank}" for rank in ranks for name in rank.replaced]
     if replaced:
         were = f"{_count(len(replaced), 'tensor')} {'was' if len(replaced) == 1 else 'were'}"
         doubts.append(f"{were} replaced since the {_baseline(ranks)}, first {replaced[0]}")
     missing = [(rank, tensor) for rank in ranks for tensor in rank.not_covered]
     if missing:
         rank, first = missing[0]
-        doubts.append(
-            f"{_uncovered(ranks)} not covered, first {first.tensor} of rank {rank.rank.rank}: {_bare(first.reason)}"
-        )
+        doubts.append(f"{_uncovered(ranks)} not covered, first {first.tensor} of {rank.rank}: {_bare(first.reason)}")
     return doubts
 
 

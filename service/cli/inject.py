@@ -39,6 +39,7 @@ def fault(
         float | None, typer.Option(help="Kinds burst, neighbours and scale: times the largest magnitude.")
     ] = None,
     source: Annotated[str | None, typer.Option(help="Kind stale: the tensor that the page is copied from.")] = None,
+    engine: Annotated[int | None, typer.Option(min=0, help="Data parallelism: in this engine alone.")] = None,
     spec: Annotated[
         Path | None,
         typer.Option(
@@ -48,7 +49,15 @@ def fault(
     as_json: AsJson = False,
 ) -> None:
     """Damage values of one tensor, or all that a file says."""
-    options = {"kind": kind, "count": count, "seed": seed, "bit": bit, "factor": factor, "source": source}
+    options = {
+        "kind": kind,
+        "count": count,
+        "seed": seed,
+        "bit": bit,
+        "factor": factor,
+        "source": source,
+        "engine": engine,
+    }
     given: Json = {name: value for name, value in options.items() if value is not None}
     if spec is not None:
         if place or given:

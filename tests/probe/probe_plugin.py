@@ -10,6 +10,8 @@ Switched by `FLIPWATCH_TESTS`, a comma-separated list:
     stuck_gate     rank 1 forgets gate writes while the file of that name with `-gate` behind it exists
     plain_weights  keep plain weights on CPU without Flipwatch, for the other side of a comparison
     odd_layer      Llama's layers return a list, a form that Flipwatch does not know and vLLM does not mind
+
+Rank 1 is that of all workers: under data parallelism of one worker each, engine 1.
 """
 
 import functools
@@ -91,7 +93,10 @@ def _unsalted() -> None:
 def _told_to_fail(suffix: str = "") -> bool:
     from vllm.distributed.parallel_state import get_world_group
 
-    return get_world_group().rank == 1 and Path(os.environ["FLIPWATCH_TESTS_FAIL"] + suffix).exists()
+    from flipwatch.probe import armed
+
+    second = get_world_group().rank == 1 or armed.served.vllm_config.parallel_config.data_parallel_index == 1
+    return second and Path(os.environ["FLIPWATCH_TESTS_FAIL"] + suffix).exists()
 
 
 def _failing_rank() -> None:

@@ -46,13 +46,22 @@ def test_off_switch_beats_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Importing vLLM's models warns of what torch will drop.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize(("kind", "field"), [("Data", "data_parallel_size"), ("Pipeline", "pipeline_parallel_size")])
-def test_parallel_settings_are_refused(kind: str, field: str) -> None:
-    """Data and pipeline parallelism are refused in one sentence, and arming never raises."""
+@pytest.mark.parametrize(
+    ("field", "refusal"),
+    [
+        (
+            "data_parallel_size",
+            "Data parallel size 2 of a mixture-of-experts model is not supported: its engines compute as one.",
+        ),
+        ("pipeline_parallel_size", "Pipeline parallel size 2 is not supported yet."),
+    ],
+)
+def test_parallel_settings_are_refused(field: str, refusal: str) -> None:
+    """Engines that compute as one, and pipelines, are refused in one sentence, and arming never raises."""
     sizes = {"data_parallel_size": 1, "pipeline_parallel_size": 1, field: 2}
     config = _Namespace(parallel_config=_Namespace(**sizes), device_config=_Namespace(device="cpu"))
     refused = armed.arm(torch.nn.Linear(2, 2), config)
-    assert refused.refusal == f"{kind} parallel size 2 is not supported yet."
+    assert refused.refusal == refusal
     assert refused.gates is None
     assert armed.arm(torch.nn.Module(), config).refusal is not None
 

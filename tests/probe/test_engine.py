@@ -1,0 +1,97 @@
+"""What the probe asks of vLLM's engines, and what it makes of their answers; the engines are made up."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from flipwatch.probe.engine import Engine, ProbeError, Reply
+
+
+class _Namespace:
+    def __init__(self, **values: Any) -> None:
+        self.__dict__.update(values)
+
+
+class _Client:
+    """Several engines of one or more workers, each answering with its rank; what is told to be missing is missing."""
+
+    def __init__(self, engines: list[int], workers: int = 1, servers: int = 1) -> None:
+        parallel = _Namespace(world_size=workers, _api_process_count=servers)
+        self.vllm_config = _Namespace(parallel_config=parallel)
+        self.engine_core = self
+        self.engine_ranks_managed = engines
+        self.workers = workers
+        self.asleep: set[int] = set()
+        self.silent: set[int] = set()
+        self.stale: set[int] = set()
+
+    async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
+        if method == "is_sleeping":
+            return [engine in self.asleep for engine in self.engine_ranks_managed]
+        _, timeout, (call, _, _, only), _ = args
+        assert timeout is None
+        return [self._replies(engine, call, only) for engine in self.engine_ranks_managed]
+
+    async def collective_rpc(self, method: str, *, args: tuple[Any, ...]) -> list[Any]:
+        (engine,) = self.engine_ranks_managed
+        return self._replies(engine, args[0], args[3])
+
+    async def is_sleeping(self) -> bool:
+        return bool(self.asleep)
+
+    def _replies(self, engine: int, call: str, only: int | None) -> list[dict[str, Any]]:
+        count = self.workers - (engine in self.silent)
+        tag = "of an earlier call" if engine in self.stale else call
+        done = {} if only not in (None, engine) else {"boot_id": f"boot of {engine}"}
+        first = engine * self.workers
+        return [
+            {"call": tag, "engine": engine, "rank": first + worker, "ok": True, "result": done}
+            for worker in range(count)
+        ]
+
+
+def _ask(client: _Client, **payload: Any) -> list[Reply]:
+    return asyncio.run(Engine(client).call("facts", **payload))
+
+
+def test_replies_of_all_engines_are_told_apart() -> None:
+    """Every rank of every engine, in order, each with its place; of one server that has one engine, without it."""
+    assert [(r.engine, r.rank, r.place) for r in _ask(_Client([0, 1], workers=2))] == [
+        (0, 0, "engine 0 rank 0"),
+        (0, 1, "engine 0 rank 1"),
+        (1, 2, "engine 1 rank 2"),
+        (1, 3, "engine 1 rank 3"),
+    ]
+    # Behind a load balancer of the operator's own each API server has its own engine.
+    assert [(r.engine, r.rank, r.place) for r in _ask(_Client([3]))] == [(3, 3, "rank 3")]
+
+
+def test_one_engine_can_be_asked_alone() -> None:
+    """The others are reached, do nothing, and say nothing."""
+    assert [(r.engine, r.result) for r in _ask(_Client([0, 1]), engine=1)] == [(1, {"boot_id": "boot of 1"})]
+
+
+@pytest.mark.parametrize("fault", ["silent", "stale"])
+def test_a_reply_that_is_missing_or_of_another_call_is_an_error(fault: str) -> None:
+    """It names the engine, and no other engine's answer stands for it."""
+    client = _Client([0, 1], workers=2)
+    getattr(client, fault).add(1)
+    with pytest.raises(ProbeError, match="Engine 1's replies to facts do not belong to this call, or some are missing"):
+        _ask(client)
+
+
+def test_one_engine_asleep_is_a_server_asleep() -> None:
+    """Nothing is read of the engine that is awake."""
+    client = _Client([0, 1])
+    client.asleep = {1}
+    with pytest.raises(ProbeError, match="asleep") as refused:
+        _ask(client)
+    assert refused.value.problem.status == 503
+
+
+def test_several_api_servers_are_refused() -> None:
+    """What `vllm serve` starts by itself for several engines: the sentence says how to have one."""
+    with pytest.raises(ProbeError, match=r"2 API servers .* --api-server-count 1") as refused:
+        _ask(_Client([0, 1], servers=2))
+    assert refused.value.problem.status == 501
