@@ -7,6 +7,7 @@ How to use it (from any test in this folder, sync or async; it runs in a thread 
     with FakeServer() as server:
         server.url                      # http://127.0.0.1:PORT for `vllm.url`; the probe wants PROBE_TOKEN
         server.harm[4] = 5.0            # block 4 adds harm, until it is repaired: the scan must flag it
+        server.engines = [0, 1]         # two data-parallel replicas; `server.harm_in[1]` is harm in the second alone
         server.outside = 1.0            # the loss is so much higher whatever block is left out, as by a bad embedding
         server.nan.add(2)               # block 2 puts out NaN unless it is skipped
         server.gates                    # what was written; `server.seen` lists all requests as "METHOD path"
@@ -64,6 +65,9 @@ class FakeServer:
         self.self_test_passes = True
         self.faults_enabled = True
         self.model_digest: str | None = "0123456789abcdef"
+        self.engines = [0]
+        self.measured: list[int | None] = []
+        """The engine that each measurement of blocks was ordered for."""
         self.max_tokens = 2048
         """Most tokens in one step of the engine."""
         self.model = MODEL
@@ -134,6 +138,7 @@ class FakeServer:
         self.weights.reload()
         self.gates = [1.0] * self.num_blocks
         self.harm = [0.0] * self.num_blocks
+        self.harm_in: dict[int, dict[int, float]] = {}
         self.outside = 0.0
         self.nan: set[int] = set()
         self.faults: dict[str, Fault] = {}
@@ -167,17 +172,18 @@ class FakeServer:
 
     # The toy model
 
-    def loss(self, row: int = 0, scan: dict[int, float] | None = None) -> float:
+    def loss(self, row: int = 0, scan: dict[int, float] | None = None, engine: int = 0) -> float:
         """Loss in nats of one row; NaN as in the real one."""
+        harm = self.harm_in.get(engine, {})
         total = 2.0 + row / 100 + self.outside
         for block in range(self.num_blocks):
             g = self.gates[block] * (scan or {}).get(block, 1.0)
             if block in self.nan and g != 0.0:
                 return math.nan
-            total += self.worth[block] * (1 - g) ** 2 + self.harm[block] * g
+            total += self.worth[block] * (1 - g) ** 2 + (self.harm[block] + harm.get(block, 0.0)) * g
         return total
 
-    def _reading(self, plan: dict[str, Any]) -> dict[str, Any]:
+    def _reading(self, plan: dict[str, Any], engine: int) -> dict[str, Any]:
         rows = range(len(plan["tokens"]))
         alphas = plan["alphas"]
         without = dict.fromkeys(plan.get("left_out", []), 0.0)
@@ -185,7 +191,7 @@ class FakeServer:
         nonfinite = sorted(block for block in self.nan if self.gates[block] != 0.0 and block not in without)
 
         def losses(scan: dict[int, float]) -> list[float | None]:
-            found = [self.loss(row, without | scan) for row in rows]
+            found = [self.loss(row, without | scan, engine) for row in rows]
             return [None if math.isnan(loss) else loss for loss in found]
 
         def curve(block: int) -> list[list[float | None]]:
@@ -208,7 +214,7 @@ class FakeServer:
 
     def _read(self, measurement: dict[str, Any]) -> dict[str, Any]:
         if "plan" in measurement:
-            return self._reading(measurement["plan"])
+            return self._reading(measurement["plan"], measurement["engine"])
         if "states" in measurement:
             return self.states.reading(measurement["states"], list(self.gates))
         return self.integrity.reading(measurement["monitor"], measurement["order"])
@@ -285,7 +291,8 @@ class FakeServer:
                 "dtype": "bfloat16",
                 "tensor_parallel_size": 1,
                 "pipeline_parallel_size": 1,
-                "data_parallel_size": 1,
+                "data_parallel_size": len(self.engines),
+                "engines": self.engines,
                 "max_tokens": self.max_tokens,
                 "gates": self.gates if self.armed else [],
                 "self_test": self._self_test,
@@ -344,6 +351,9 @@ class FakeServer:
                 return JSONResponse(self._progress(name, 0), 201)
             if not self.armed or self.scan_refusal is not None:
                 return _problem(501, self.scan_refusal or "ToyLayer is not supported.")
+            self.measured.append(body.engine)
+            if body.engine is None:
+                return _problem(422, "engine: Name the one that is measured.")
             if body.monitor == "differential":
                 plan = self.states.order(body.plan)
                 self._open(name, {"states": plan, "done": 0, "total": self.num_blocks, "void": False})
@@ -356,7 +366,8 @@ class FakeServer:
                 return _problem(422, f"This server takes {self.max_tokens} tokens at once.")
             self.plans.append(body.plan)
             steps = self.num_blocks * (2 if alphas else 1)
-            self._open(name, {"plan": body.plan, "done": 0, "total": steps, "void": False})
+            begun = {"plan": body.plan, "engine": body.engine, "done": 0, "total": steps, "void": False}
+            self._open(name, begun)
             return JSONResponse(self._progress(name, 0), 201)
 
         @app.post(PREFIX + "/measurements/{name}/advance")

@@ -306,3 +306,19 @@ async def test_changes_need_the_scope_admin(start: Start) -> None:
     for response in (await api.post(PATH, {}), await _put(api, {}, who="operator"), await api.delete(PATH)):
         assert response.status_code == 403
     assert (await api.get(PATH, who="reader")).status_code == 404
+
+
+async def test_no_profile_is_made_while_a_replica_is_harmed(start: Start, server: FakeServer) -> None:
+    """Though the first engine, whose losses it would hold, is healthy; without the harm it is made, and fits all."""
+    server.engines, server.harm_in[1] = [0, 1], {4: 5.0}
+    api = await start()
+    refusal = (await _recorded(api))["profile_refusal"]
+    assert "No profile is made of a model that is failed: Engine 1: " in refusal
+    server.harm_in.clear()
+    assert (await _recorded(api))["profile_refusal"] is None
+    finding = (await api.scanned())["finding"]
+    assert (finding["health"], finding["profile_recorded_at"] is not None) == ("ok", True)
+    server.harm_in[1] = {4: 0.2}
+    finding = (await api.scanned())["finding"]
+    assert (finding["health"], finding["reason"].startswith("Engine 1: ")) == ("failed", True)
+    assert finding["drift_nats"] == pytest.approx(0.2)

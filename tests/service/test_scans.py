@@ -62,6 +62,26 @@ async def test_harmful_blocks_are_found_one_after_the_other(start: Start, server
     assert server.seen.count("POST /measurements") == 3
 
 
+async def test_a_harmful_block_of_one_replica_is_the_servers(start: Start, server: FakeServer) -> None:
+    """Each engine is scanned by itself; the worst speaks for the server and is named, and so is a loss that it has."""
+    server.engines = [0, 1, 2]
+    api = await start()
+    finding = (await api.scanned())["finding"]
+    assert finding["health"] == "ok"
+    assert finding["reason"].startswith("Engine 0: ")
+    assert finding["reason"].endswith("; engine 1 is ok, engine 2 is ok")
+    server.harm_in[1] = {4: 5.0}
+    scan = await api.scanned()
+    finding = scan["finding"]
+    assert scan["steps_done"] == scan["steps_total"]
+    assert (finding["health"], finding["flagged"]) == ("failed", [4])
+    assert finding["reason"].startswith("Engine 1: ")
+    assert finding["reason"].endswith("; engine 0 is ok, engine 2 is ok")
+    # The second engine is scanned again without the block, the others are not.
+    assert server.measured == [0, 1, 2, 0, 1, 1, 2]
+    assert await api.sidecar.scans.loss() == pytest.approx(finding["base_loss_nats"])
+
+
 async def test_no_more_harmful_blocks_are_looked_for_than_wanted(start: Start, server: FakeServer) -> None:
     """With `scan.max_faults` of 1 the scan ends behind the strongest; the other is named as its shadow."""
     server.harm[4], server.harm[6] = 5.0, 2.0
