@@ -122,10 +122,9 @@ class Alerts:
         """All alerts that fire, by name, monitor and block."""
         return [self._firing[key] for key in sorted(self._firing)]
 
-    @property
-    def confirmed_blocks(self) -> frozenset[int]:
-        """Blocks that k of the last n alpha-scans flag: what an automatic mitigation may skip."""
-        return self._window(AlphaScan.name).confirmed_blocks
+    def confirmed_blocks(self, boot_id: str) -> frozenset[int]:
+        """Blocks that k of the last n alpha-scans flag, all of this vLLM process: what automation may leave out."""
+        return self._window(AlphaScan.name).confirmed_blocks(boot_id)
 
     def restore(self, findings: Iterable[FindingRecord]) -> None:
         """Come to the state that these findings, oldest first, have led to; nothing is logged or sent again.
@@ -204,10 +203,9 @@ class _Window:
         self._swept: FindingRecord | None = None
         """The last that says how many chunks are bad; also one that is unknown because not all bytes are covered."""
 
-    @property
-    def confirmed_blocks(self) -> frozenset[int]:
-        """Blocks that k of the last n findings flag."""
-        return frozenset(block for block, count in self._counts().items() if count >= self._k)
+    def confirmed_blocks(self, boot_id: str | None = None) -> frozenset[int]:
+        """Blocks that k of the last n findings flag; with a boot id, only those about that vLLM process count."""
+        return frozenset(block for block, count in self._counts(boot_id).items() if count >= self._k)
 
     @property
     def confirmed(self) -> bool:
@@ -242,7 +240,7 @@ class _Window:
         if flagging < self._k:
             return
         counts = self._counts()
-        for block in sorted(self.confirmed_blocks or counts):
+        for block in sorted(self.confirmed_blocks() or counts):
             last = next(_reasons(judged)[block] for judged in reversed(self._judged) if block in _reasons(judged))
             description = f"Flagged in {counts[block]} of the last {len(self._judged)} findings; {last.rstrip('.')}."
             if self._monitor == DIFFERENTIAL:
@@ -271,8 +269,9 @@ class _Window:
     def _alert(self, name: str, at: float, summary: str, description: str, block: int | None = None) -> Alert:
         return Alert(name, self._monitor, block, at, summary, description)
 
-    def _counts(self) -> Counter[int]:
-        return Counter(block for finding in self._judged for block in _reasons(finding))
+    def _counts(self, boot_id: str | None = None) -> Counter[int]:
+        counted = [finding for finding in self._judged if boot_id in (None, finding.boot_id)]
+        return Counter(block for finding in counted for block in _reasons(finding))
 
 
 def webhook_body(

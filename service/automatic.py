@@ -1,88 +1,147 @@
-"""What Flipwatch does by itself: it acts on findings where the operator allows it, once for as long as they stand."""
+"""What Flipwatch does by itself: the policy decides about each verdict, and here it is done, or said why not."""
 
 import time
-from collections.abc import Callable, Collection, Coroutine
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import structlog
 
-from ..monitors.finding import Action, Finding
-from ..monitors.fingerprint.judgement import FingerprintFinding
-from .guard import MitigationError
+from ..monitors.verdict.verdict import Joined, Verdict
+from .automation import Decision, Memory, Refusal, Says, Situation, decide
+from .guard import BreakerOpen, MitigationBusy, MitigationError, WeightsUnknown
 from .mitigation import Mitigator
-from .mitigation_steps import ITSELF
+from .policy import Rule
 from .probe import ProbeError
-from .records import Event, MitigationAction, MitigationRecord, Mode
+from .records import IN_FLIGHT, ITSELF, Event, MitigationAction, MitigationRecord, MitigationState, Mode
 from .settings import MitigationSettings
 from .store import Store, StoreError
+
+# The next verdict may find it otherwise: no reason for the next rule, which may do more than is needed.
+_FOR_NOW = (MitigationBusy, WeightsUnknown, ProbeError, StoreError)
 
 _log = structlog.get_logger(__name__)
 
 
 class Automatic:
-    """Asks the mitigator for what findings suggest.  A refusal is logged and put into the audit log, never raised."""
+    """Asks the mitigator for what the policy says.  Nothing is raised: a refusal leads to the next rule, or is told.
+
+    Each decision that is new goes into the audit log.  What the counts need is kept in the store, and the cool-downs
+    rest on the records of mitigations, so that both outlive the sidecar.
+    """
 
     def __init__(
-        self, mitigator: Mitigator, store: Store, settings: MitigationSettings, *, now: Callable[[], float] = time.time
+        self,
+        rules: Sequence[Rule],
+        mitigator: Mitigator,
+        store: Store,
+        settings: MitigationSettings,
+        *,
+        now: Callable[[], float] = time.time,
     ) -> None:
+        self._rules = rules
         self._mitigator = mitigator
         self._store = store
-        self._settings = settings
+        self._mode = Mode(settings.mode)
         self._now = now
-        self._tried: set[int] = set()
-        self._tried_chunks: set[tuple[int, int]] = set()
+        self._memory: Memory | None = None
 
-    async def consider(self, finding: Finding, confirmed: Collection[int]) -> MitigationRecord | None:
-        """Skip the blocks that a finding suggests to skip; None when nothing was started.
-
-        `confirmed` are the blocks that an alert fires for (k of the last n findings).  A block is tried once for as
-        long as its alert fires.
-        """
-        self._tried &= set(confirmed)
-        blocks = sorted(({place.block for place in finding.places} & set(confirmed)) - self._tried)
-        if not self._allowed or finding.action is not Action.SKIP or not blocks:
-            return None
-        order = self._mitigator.apply(
-            MitigationAction.SKIP, blocks, reason=finding.reason, actor=ITSELF, automatic=True
-        )
-        record = await self._ordered(order, {"blocks": blocks})
-        if record is not None:
-            self._tried |= set(blocks)
-        return record
-
-    async def consider_repair(self, finding: FingerprintFinding) -> MitigationRecord | None:
-        """Repair what has changed; None when nothing was started.
-
-        One finding is enough: a digest does not err.  A chunk is tried once for as long as it stays bad.
-        """
-        bad = {(chunk.rank, chunk.chunk) for chunk in finding.bad}
-        self._tried_chunks &= bad
-        if not self._allowed or finding.action is not Action.REPAIR or not bad - self._tried_chunks:
-            return None
-        order = self._mitigator.repair(None, reason=finding.reason, actor=ITSELF, automatic=True)
-        record = await self._ordered(order, {"blocks": list(finding.blocks)})
-        if record is not None:
-            self._tried_chunks |= bad
-        return record
-
-    def forget(self) -> None:
-        """vLLM is a new process: nothing has been tried in it."""
-        self._tried.clear()
-        self._tried_chunks.clear()
-
-    @property
-    def _allowed(self) -> bool:
-        return self._settings.automatic and Mode(self._settings.mode) is not Mode.OBSERVE
-
-    async def _ordered(
-        self, order: Coroutine[Any, Any, MitigationRecord], what: dict[str, Any]
+    async def consider(
+        self, joined: Joined, boot_id: str, confirmed: Collection[int], heard_at: float | None
     ) -> MitigationRecord | None:
-        try:
-            return await order
-        except (MitigationError, ProbeError, StoreError) as error:
-            detail = {**what, "message": str(error)}
-            _log.warning("automatic mitigation refused", **detail)
-            with suppress(StoreError):
-                self._store.add_event(Event(at=self._now(), actor=ITSELF, what="mitigation refused", detail=detail))
+        """Take in one verdict on the vLLM process of this boot id; the record of what was started, or None.
+
+        `confirmed` are the blocks that enough scans of this process flag, `heard_at` is when the newest finding that
+        the verdict rests on was made, epoch seconds; None where it rests on none.
+        """
+        if not self._rules:
             return None
+        try:
+            # Another verdict may come while an order is being checked: it counts on from here.
+            self._memory = memory = self._with(joined.verdict, boot_id, heard_at)
+            records = self._store.mitigations(limit=1000)
+        except StoreError as error:
+            _log.error("automation cannot see what it did", reason=str(error))
+            return None
+        ours = [record for record in records if record.boot_id == boot_id]
+        situation = Situation(
+            joined=joined,
+            memory=memory,
+            confirmed=confirmed,
+            acts=_last_acts(ours),
+            held={block for record in ours if record.state in _IN_EFFECT for block in record.held},
+            mode=self._mode,
+            now=self._now(),
+        )
+        refused: dict[str, Refusal] = {}
+        while True:
+            decision = decide(self._rules, situation, refused)
+            rule = next((rule for rule in self._rules if rule.name == decision.rule), None)
+            if rule is None or decision.says not in (Says.ACTS, Says.WOULD_ACT):
+                self._conclude(memory, decision)
+                return None
+            try:
+                record = await self._order(rule, decision, boot_id)
+            except (MitigationError, ProbeError, StoreError) as error:
+                says = Says.BREAKER_OPEN if isinstance(error, BreakerOpen) else Says.REFUSED
+                refused[rule.name] = Refusal(says, str(error), later=isinstance(error, _FOR_NOW))
+                continue
+            self._conclude(memory, decision, record)
+            return record
+
+    async def _order(self, rule: Rule, decision: Decision, boot_id: str) -> MitigationRecord:
+        reason, dry_run = decision.message, rule.dry_run
+        if rule.action is MitigationAction.DRAIN:
+            return self._mitigator.drain(boot_id, reason=reason, actor=ITSELF, rule=rule.name, dry_run=dry_run)
+        if rule.action is MitigationAction.REPAIR:
+            return await self._mitigator.repair(None, reason=reason, actor=ITSELF, rule=rule.name, dry_run=dry_run)
+        return await self._mitigator.apply(
+            rule.action,
+            decision.blocks,
+            alpha=rule.alpha or 0.0,
+            reason=reason,
+            actor=ITSELF,
+            rule=rule.name,
+            dry_run=dry_run,
+        )
+
+    def _with(self, verdict: Verdict, boot_id: str, heard_at: float | None) -> Memory:
+        """What is remembered, this verdict included; of another vLLM process nothing.  Raises `StoreError`."""
+        known = self._memory or self._store.automation()
+        if known is None or known.boot_id != boot_id:
+            known = Memory(boot_id=boot_id)
+        well_at = self._now() if verdict is Verdict.OK else known.well_at
+        known = known.model_copy(update={"well_at": well_at})
+        # The same evidence is joined again each time that a finding of another monitor comes.
+        heard_before = heard_at is None or (known.heard_at is not None and heard_at <= known.heard_at)
+        if known.verdicts[-1:] == (verdict,) and heard_before:
+            return known
+        most = max(rule.needs[1] for rule in self._rules)
+        return known.model_copy(update={"verdicts": (*known.verdicts, verdict)[-most:], "heard_at": heard_at})
+
+    def _conclude(self, judged: Memory, decision: Decision, record: MitigationRecord | None = None) -> None:
+        """Remember the decision and, where it is not the last one, tell it."""
+        memory = self._memory or judged
+        event = None
+        if record is not None or decision != memory.said:
+            detail = {
+                "verdict": decision.verdict.value,
+                "rule": decision.rule,
+                "blocks": list(decision.blocks),
+                "message": decision.message,
+            }
+            if record is not None:
+                detail["id"] = record.id
+            event = Event(at=self._now(), actor=ITSELF, what=f"automation {decision.says.value}", detail=detail)
+            _log.info(event.what, **detail)
+        self._memory = memory.model_copy(update={"said": decision})
+        try:
+            self._store.set_automation(self._memory, event)
+        except StoreError as error:
+            _log.error("decision of automation not stored", reason=str(error))
+
+
+_IN_EFFECT = IN_FLIGHT | {MitigationState.ACTIVE}
+
+
+def _last_acts(records: Sequence[MitigationRecord]) -> Mapping[str, MitigationRecord]:
+    """Name of a rule -> its last record; `records` are newest first."""
+    return {record.rule: record for record in reversed(records) if record.rule is not None}

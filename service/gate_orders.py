@@ -49,8 +49,9 @@ class GateOrders:
         *,
         reason: str,
         actor: str,
-        automatic: bool,
+        rule: str | None,
         force: bool,
+        mode: Mode,
     ) -> tuple[MitigationRecord, list[float]]:
         """The record, `pending` or `dry_run` and not stored yet, and all live gates.
 
@@ -65,7 +66,7 @@ class GateOrders:
         worse = harm(self._scanned(facts.boot_id), facts.gates, blocks, alpha, self._worse_nats)
         if worse is not None and not force:
             raise HarmfulOrder(f"{worse}: not done without force.")
-        order, mode = f"set the gate of {names(blocks)} to {alpha:g}", Mode(self._settings.mode)
+        order = f"set the gate of {names(blocks)} to {alpha:g}"
         state, message = MitigationState.PENDING, f"Will {order} as soon as the loss before is measured."
         if mode is Mode.DRY_RUN:
             state, message = MitigationState.DRY_RUN, f"Dry run: would {order}; nothing was touched."
@@ -76,7 +77,8 @@ class GateOrders:
             alpha=alpha,
             reason=reason,
             actor=actor,
-            automatic=automatic,
+            automatic=rule is not None,
+            rule=rule,
             forced=worse is not None,
             mode=mode,
             state=state,

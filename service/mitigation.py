@@ -19,13 +19,12 @@ from typing import Any
 
 import structlog
 
-from ..monitors.fingerprint.facts import ChunkRepair, Method
+from ..monitors.fingerprint.facts import Method
 from ..monitors.wire import ModelFacts
 from .drain_orders import DrainOrders
 from .gate_orders import GateOrders
 from .gates import differing, interruption, names, readback, with_gates
 from .guard import (
-    MitigationError,
     ModeForbids,
     UnknownMitigation,
     WrongState,
@@ -34,12 +33,10 @@ from .guard import (
     check_model,
 )
 from .live import MonitorState
-from .mitigation_steps import ITSELF, Steps
-from .probe import ProbeError
-from .records import IN_FLIGHT, Event, MitigationAction, MitigationRecord, MitigationState, Mode
-from .repair_orders import RepairOrders, blocks_to_skip
+from .mitigation_steps import Steps
+from .records import IN_FLIGHT, ITSELF, MitigationAction, MitigationRecord, MitigationState, Mode
+from .repair_orders import RepairOrders
 from .repair_steps import Mender, RepairSteps, Sweep
-from .repair_words import outcome
 from .settings import MitigationSettings
 from .store import Store, StoreError
 from .turn import Turn
@@ -110,18 +107,20 @@ class Mitigator:
         reason: str,
         actor: str,
         alpha: float = 0.0,
-        automatic: bool = False,
         force: bool = False,
+        rule: str | None = None,
+        dry_run: bool = False,
     ) -> MitigationRecord:
         """Check the order and start it; the record returned is `pending`, or `dry_run` and done.
 
-        `force` overrides what the last scan says, nothing else.  Raises `MitigationError` or `ProbeError`; nothing was
+        `force` overrides what the last scan says, nothing else.  `rule` is that of the policy, where no person asked,
+        and `dry_run` its own wish to say only what it would do.  Raises `MitigationError` or `ProbeError`; nothing was
         changed then, and nothing recorded.
         """
-        check_mode(self._settings)
+        mode = self._mode(dry_run)
         with self._turn.claimed():
             record, gates = await self._orders.check(
-                action, blocks, alpha, reason=reason, actor=actor, automatic=automatic, force=force
+                action, blocks, alpha, reason=reason, actor=actor, rule=rule, force=force, mode=mode
             )
             record = self._steps.save(record, actor, record.state, record.message)
             if record.state is MitigationState.PENDING:
@@ -129,31 +128,37 @@ class Mitigator:
             return record
 
     async def repair(
-        self, blocks: Sequence[int] | None, *, reason: str, actor: str, automatic: bool = False
+        self,
+        blocks: Sequence[int] | None,
+        *,
+        reason: str,
+        actor: str,
+        rule: str | None = None,
+        dry_run: bool = False,
     ) -> MitigationRecord:
         """Look at the weights and start to put right what has changed in these blocks, or anywhere for None.
 
         The record returned is `pending`, or `dry_run` and done.  A skip of a named block that is whole is ended.
         Raises `MitigationError` or `ProbeError`; nothing was changed then, and nothing recorded.
         """
-        check_mode(self._settings)
+        mode = self._mode(dry_run)
         with self._turn.claimed():
-            record = await self._repairs.check(blocks, reason=reason, actor=actor, automatic=automatic)
+            record = await self._repairs.check(blocks, reason=reason, actor=actor, rule=rule, mode=mode)
             record = self._steps.save(record, actor, record.state, record.message)
             if record.state is MitigationState.PENDING:
-                work = self._repair_steps.apply(record, MitigationState.FAILED, actor)
-                self._start(record, self._with_skip(record, work))
+                self._start(record, self._repair_steps.apply(record, MitigationState.FAILED, actor))
             return record
 
-    def drain(self, boot_id: str, *, reason: str, actor: str) -> MitigationRecord:
+    def drain(
+        self, boot_id: str, *, reason: str, actor: str, rule: str | None = None, dry_run: bool = False
+    ) -> MitigationRecord:
         """Call the server not ready; the record returned is `active`, or `dry_run`.
 
         `boot_id` is that of the vLLM process as last heard: it need not answer now, and another mitigation may be on
         its way in it.  Raises `MitigationError`; nothing is changed then, and nothing recorded.
         """
-        check_mode(self._settings)
-        mode = Mode(self._settings.mode)
-        record = self._drains.check(boot_id, reason=reason, actor=actor, rule=None, mode=mode)
+        mode = self._mode(dry_run)
+        record = self._drains.check(boot_id, reason=reason, actor=actor, rule=rule, mode=mode)
         if record.state is MitigationState.ACTIVE:
             self._steps.done[record.action] += 1
         return self._steps.save(record, actor, record.state, record.message)
@@ -209,7 +214,7 @@ class Mitigator:
             if record.action is MitigationAction.REPAIR:
                 message = "Will look at the weights and go on."
                 record = self._steps.save(record, actor, MitigationState.PENDING, message)
-                self._start(record, self._with_skip(record, self._repair_steps.resume(record, actor)))
+                self._start(record, self._repair_steps.resume(record, actor))
                 return record
             check_model(facts, record.blocks)
             check_blocks_at_once(self._settings, facts.gates, record.blocks)
@@ -257,30 +262,16 @@ class Mitigator:
         """Give the mitigation that is on its way `grace` seconds, then leave it to `recover` of the next start."""
         await self._turn.close(grace)
 
+    def _mode(self, dry_run: bool) -> Mode:
+        """In which mode an order is carried out; raises `ModeForbids`."""
+        check_mode(self._settings)
+        return Mode.DRY_RUN if dry_run else Mode(self._settings.mode)
+
     def _known(self, mitigation_id: str) -> MitigationRecord:
         record = self._store.mitigation(mitigation_id)
         if record is None:
             raise UnknownMitigation(f"There is no mitigation {mitigation_id}.")
         return record
-
-    async def _with_skip(self, record: MitigationRecord, repair: Coroutine[Any, Any, Sequence[ChunkRepair]]) -> None:
-        """Repair, and leave out the blocks of what could not be repaired, if the operator wants that."""
-        unrepaired = await repair
-        blocks = blocks_to_skip(unrepaired, self._store.open_mitigations(), record.boot_id)
-        if not self._settings.skip_unrepaired or not blocks:
-            return
-        reason = f"Mitigation {record.id}: {outcome(unrepaired)}"
-        try:
-            skip, gates = await self._orders.check(
-                MitigationAction.SKIP, blocks, 0.0, reason=reason, actor=ITSELF, automatic=True, force=False
-            )
-        except (MitigationError, ProbeError) as error:
-            detail = {"blocks": blocks, "message": str(error)}
-            _log.warning("skip after a repair refused", **detail)
-            self._store.add_event(Event(at=self._now(), actor=ITSELF, what="mitigation refused", detail=detail))
-            return
-        skip = self._steps.save(skip, ITSELF, skip.state, skip.message)
-        await self._drive(skip.id, self._steps.apply(skip, gates, MitigationState.FAILED, ITSELF))
 
     def _start(self, record: MitigationRecord, work: Coroutine[Any, Any, object]) -> None:
         self._turn.start(f"mitigation {record.id}", self._drive(record.id, work))

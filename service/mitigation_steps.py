@@ -11,12 +11,9 @@ import structlog
 from ..monitors.wire import Gate, GateChange, GateReport, ModelFacts
 from .gates import differing, names, readback, with_gates
 from .probe import ProbeAway, ProbeError, ProbeNonsense
-from .records import Event, LossState, MitigationAction, MitigationRecord, MitigationState
+from .records import ITSELF, Event, LossState, MitigationAction, MitigationRecord, MitigationState
 from .repair_words import told
 from .store import Store
-
-ITSELF = "flipwatch"
-"""The actor of what nobody asked for."""
 
 _log = structlog.get_logger(__name__)
 

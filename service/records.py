@@ -9,6 +9,9 @@ from ..monitors.finding import Health
 from ..monitors.fingerprint.facts import ChunkRepair
 from ..monitors.wire import Gate
 
+ITSELF = "flipwatch"
+"""The actor of what nobody asked for."""
+
 
 class Record(BaseModel):
     """Frozen and closed.  A number that is not finite is refused here: it is said by a state, never by NaN."""
@@ -69,6 +72,8 @@ class FindingRecord(Record):
     health: Health
     body: dict[str, Any]
     """The finding as pydantic dumped it (`model_dump(mode="json")`)."""
+    boot_id: str | None = None
+    """The vLLM process that it is about; None before the first one has answered."""
 
 
 class Mode(StrEnum):

@@ -1,6 +1,6 @@
 """Orders to repair: what is to be put right is looked up first, then carried out by `RepairSteps`."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from uuid import uuid4
 
 from ..monitors.fingerprint.facts import ChunkRepair, blocks_of
@@ -34,11 +34,11 @@ class RepairOrders:
         self._now = now
 
     async def check(
-        self, blocks: Sequence[int] | None, *, reason: str, actor: str, automatic: bool
+        self, blocks: Sequence[int] | None, *, reason: str, actor: str, rule: str | None, mode: Mode
     ) -> MitigationRecord:
         """The record of a repair of these blocks, or of everything for None; not stored yet.
 
-        It is `pending`, or `dry_run` where the mode is.  A named block that is skipped, and intact, has its skip ended
+        It is `pending`, or `dry_run` in that mode.  A named block that is skipped, and intact, has its skip ended
         and nothing else.  Raises `MitigationError` or `ProbeError`.
         """
         if blocks is not None and len(set(blocks)) != len(blocks):
@@ -54,7 +54,6 @@ class RepairOrders:
         if not chosen and not ending:
             raise NothingToRepair(swept.nothing_in(blocks))
         touched = {block for bad in chosen for block in blocks_of(changed_pieces(bad))}
-        mode = Mode(self._settings.mode)
         state, message = MitigationState.PENDING, self._will(chosen, ending)
         if mode is Mode.DRY_RUN:
             would = intention(chosen) if chosen else f"let {names(ending)} run again, as nothing has changed there"
@@ -66,7 +65,8 @@ class RepairOrders:
             alpha=None,
             reason=reason,
             actor=actor,
-            automatic=automatic,
+            automatic=rule is not None,
+            rule=rule,
             mode=mode,
             state=state,
             gates_before=(),
@@ -91,15 +91,3 @@ class RepairOrders:
         if not chosen:
             return f"Will let {names(ending)} run again, as nothing has changed there, once the loss is measured."
         return f"Will put {counted(chosen)} right as soon as the loss before is measured."
-
-
-def blocks_to_skip(unrepaired: Sequence[ChunkRepair], records: Iterable[MitigationRecord], boot_id: str) -> list[int]:
-    """The blocks of what could not be repaired, without those that are held already.
-
-    None where a changed byte may lie outside the blocks: a skip would not help.
-    """
-    pieces = [piece for repair in unrepaired for piece in changed_pieces(repair)]
-    if any(piece.block is None for piece in pieces):
-        return []
-    held = {block for record in records if record.boot_id == boot_id for block in record.held}
-    return sorted(blocks_of(pieces) - held)

@@ -73,11 +73,8 @@ class RepairSteps:
             raise WeightsUnknown("The look at the weights saw no chunk at all.")
         return swept
 
-    async def apply(self, record: MitigationRecord, fallback: MitigationState, actor: str) -> list[ChunkRepair]:
-        """Measure, write, verify; returns the chunks that could not be put right.
-
-        `fallback` is the state if the probe refused.
-        """
+    async def apply(self, record: MitigationRecord, fallback: MitigationState, actor: str) -> None:
+        """Measure, write, verify.  `fallback` is the state if the probe refused."""
         before = Loss(record.loss_before, record.loss_before_state)
         if before.state is LossState.NOT_MEASURED:
             before = await self._steps.loss()
@@ -85,7 +82,8 @@ class RepairSteps:
         if not record.repairs:
             message = f"No chunk has changed in {names(record.blocks)}; loss before: {before}."
             record = self._steps.save(record, actor, MitigationState.VERIFYING, message, **losses)
-            return await self.verify(record, actor)
+            await self.verify(record, actor)
+            return
         message = f"Putting {counted(record.repairs)} right; loss before: {before}."
         record = self._steps.save(record, actor, MitigationState.APPLYING, message, **losses)
         order = RepairOrder(
@@ -96,7 +94,7 @@ class RepairSteps:
             report = await self._probe.repair(order)
         except ProbeError as error:
             await self._write_failed(record, fallback, error, actor)
-            return []
+            return
         repairs = _as_reported(record.repairs, report.chunks)
         record = self._steps.save(
             record,
@@ -106,33 +104,34 @@ class RepairSteps:
             repairs=repairs,
             paused_seconds=report.paused_seconds,
         )
-        return await self.verify(record, actor)
+        await self.verify(record, actor)
 
-    async def resume(self, record: MitigationRecord, actor: str) -> list[ChunkRepair]:
+    async def resume(self, record: MitigationRecord, actor: str) -> None:
         """Go on with a repair that broke off, and write only if one of its chunks is bad still."""
         try:
             swept = await self.look()
         except (WeightsUnknown, ProbeError) as error:
             await self._not_seen(record, str(error), actor)
-            return []
+            return
         if record.repairs and all(swept.is_bad(repair) is False for repair in record.repairs):
             message = f"{counted(record.repairs)} had been put right before this broke off; looking again."
             record = self._steps.save(record, actor, MitigationState.VERIFYING, message)
-            return await self.verify(record, actor)
-        return await self.apply(record, MitigationState.INTERRUPTED, actor)
+            await self.verify(record, actor)
+            return
+        await self.apply(record, MitigationState.INTERRUPTED, actor)
 
-    async def verify(self, record: MitigationRecord, actor: str) -> list[ChunkRepair]:
-        """Look at all chunks again, end the skips of blocks that are whole, measure; returns what is not right."""
+    async def verify(self, record: MitigationRecord, actor: str) -> None:
+        """Look at all chunks again, end the skips of blocks that are whole, measure."""
         try:
             swept = await self.look()
             facts = await self._probe.facts()
         except (WeightsUnknown, ProbeError) as error:
             await self._not_seen(record, str(error), actor)
-            return []
+            return
         if facts.boot_id != record.boot_id:
             self._steps.failed[record.action] += 1
             self._steps.restarted(record, facts, actor)
-            return []
+            return
         repairs = tuple(_as_seen(repair, swept) for repair in record.repairs)
         bad = [repair for repair in repairs if not repair.intact]
         self.repaired.update(repair.method for repair in repairs if repair.intact and repair.method is not None)
@@ -162,7 +161,6 @@ class RepairSteps:
             loss_after_state=after.state,
         )
         (self._steps.done if done else self._steps.failed)[record.action] += 1
-        return bad
 
     async def _end_skips(
         self, record: MitigationRecord, swept: Swept, actor: str

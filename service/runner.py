@@ -206,6 +206,7 @@ class Runner:
             created_at=self._now(),
             health=finding.health,
             body=finding.model_dump(mode="json"),
+            boot_id=None if self._live.facts is None else self._live.facts.boot_id,
         )
         self._live.found(finding, kept.id, kept.created_at, record.created_at)
         state = ScanState.DONE if error is None else ScanState.FAILED

@@ -7,8 +7,8 @@ from .baseline import Baseline, BaselineError
 from .job import Job, Note, Outcome
 from .live import Live
 from .measuring import ScanError
-from .mitigation_steps import ITSELF, LossUnavailable
-from .records import ScanTrigger
+from .mitigation_steps import LossUnavailable
+from .records import ITSELF, ScanTrigger
 from .replicas import worst
 from .scan_measure import Measured, ScanMeasure
 from .settings import ScanSettings

@@ -15,8 +15,7 @@ from ..monitors.fingerprint.judgement import NAME as FINGERPRINT
 from .differential_job import Differentials
 from .job import Job
 from .live import Live
-from .mitigation_steps import ITSELF
-from .records import ScanTrigger
+from .records import ITSELF, ScanTrigger
 from .runner import Runner, ScanBusy
 from .scan_job import Scans
 from .settings import Settings

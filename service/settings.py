@@ -18,6 +18,7 @@ from pydantic_settings import (
 
 from ..monitors.fingerprint.manifest import read_manifest
 from .connection import without_userinfo
+from .policy import Rule, read_policy
 from .settings_loading import (
     CONFIG_VARIABLE,
     PREFIX,
@@ -32,6 +33,7 @@ from .settings_loading import (
 from .settings_sections import (
     AlertSettings,
     AlphaScanSettings,
+    AutomationSettings,
     DifferentialSettings,
     FaultSettings,
     FingerprintSettings,
@@ -74,6 +76,7 @@ class Settings(BaseSettings):
     alpha_scan: AlphaScanSettings = AlphaScanSettings()
     alerts: AlertSettings = AlertSettings()
     mitigation: MitigationSettings = MitigationSettings()
+    automation: AutomationSettings = AutomationSettings()
     faults: FaultSettings = FaultSettings()
 
     @classmethod
@@ -138,6 +141,11 @@ class Settings(BaseSettings):
         except ValueError as error:
             raise ConfigurationError(f"The file {path} (fingerprint.manifest) is wrong: {error}") from None
 
+    def policy(self) -> list[Rule]:
+        """The rules of automation, inline or from their file; `ConfigurationError` when the file is bad."""
+        path = self.automation.policy_file
+        return self.automation.rules if path is None else read_policy("automation.policy_file", path)
+
     def public(self) -> dict[str, Any]:
         """The settings as JSON without secrets, for /v1/info."""
         shown: dict[str, Any] = self.model_dump(mode="json", exclude={"probe_token", "tokens"})
@@ -193,6 +201,7 @@ def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
 __all__ = [
     "AlertSettings",
     "AlphaScanSettings",
+    "AutomationSettings",
     "ConfigurationError",
     "DifferentialSettings",
     "FaultSettings",

@@ -36,6 +36,15 @@ OTHER_VARIABLES = frozenset(
 _SERVICE_LINKS = re.compile(r"FLIPWATCH_(SERVICE_(HOST|PORT.*)|PORT(_.*)?)")
 
 
+# Settings that are gone, and what to write instead.
+_REPLACED = {
+    "mitigation.automatic": "write rules for weight_fault and old_fault into automation.rules, or into a file that "
+    "automation.policy_file names (deploy/examples/policy.yaml is one)",
+    "mitigation.skip_unrepaired": "write a rule {verdict: weight_fault, action: skip} behind the one that repairs into "
+    "automation.rules",
+}
+
+
 class ConfigurationError(Exception):
     """A setting is missing or wrong; the message is one sentence for the operator."""
 
@@ -57,6 +66,8 @@ def explain(error: ValidationError, prefix: str = "") -> str:
     # Pydantic adds the tried member of a union to the place: no part of the setting's name.
     parts = [str(part) for part in first["loc"] if str(part).isidentifier() or isinstance(part, int)]
     name = (prefix + ".".join(parts)).rstrip(".")
+    if first["type"] == "extra_forbidden" and name in _REPLACED:
+        return f"The setting {name} is gone: {_REPLACED[name]}."
     if first["type"] == "extra_forbidden":
         return f"The setting {name} does not exist: check its spelling or remove it."
     if first["type"] == "missing":

@@ -17,6 +17,7 @@ from pydantic import (
 from ..monitors.alpha_scan import Strategy, Thresholds
 from ..monitors.differential.reference import ReferenceKind
 from .connection import without_userinfo
+from .policy import Rule, each_once
 from .settings_values import MOST, MOST_MINUTES, HeaderSecret, UserPath
 
 Scope = Literal["read", "mitigate", "admin"]
@@ -163,15 +164,26 @@ class MitigationSettings(Section):
     """What may be done to the served model.  The default only observes."""
 
     mode: Literal["observe", "dry-run", "enforce"] = "observe"
-    automatic: bool = False
-    """Act on a firing alert without a person; in the mode `dry-run` only record what would be done."""
     max_blocks: int = Field(default=2, ge=1, le=MOST)
     """Most blocks that may be gated at the same time."""
     max_actions: int = Field(default=4, ge=1, le=MOST)
     """Most actions within `window_minutes`; undoing is always allowed."""
     window_minutes: float = Field(default=60.0, gt=0, le=MOST_MINUTES)
-    skip_unrepaired: bool = False
-    """Leave out the blocks of what a repair could not put right."""
+
+
+class AutomationSettings(Section):
+    """What may be done without a person, by a policy: nothing where there is none."""
+
+    policy_file: UserPath | None = None
+    """YAML list of rules."""
+    rules: Annotated[list[Rule], AfterValidator(each_once)] = []
+    """The same list in here."""
+
+    @model_validator(mode="after")
+    def _one_policy(self) -> "AutomationSettings":
+        if self.policy_file is not None and self.rules:
+            raise ValueError("there is a policy_file and there are rules: keep one of the two")
+        return self
 
 
 class FaultSettings(Section):

@@ -10,9 +10,8 @@ import structlog
 from ..monitors.alpha_scan import AlphaScan
 from ..monitors.differential.facts import NAME as DIFFERENTIAL
 from ..monitors.differential.finding import DifferentialFinding
-from ..monitors.finding import Finding, Health
+from ..monitors.finding import Finding
 from ..monitors.fingerprint.judgement import NAME as FINGERPRINT
-from ..monitors.fingerprint.judgement import FingerprintFinding
 from ..monitors.verdict.verdict import Joined
 from ..monitors.wire import ModelFacts
 from .alerts import Alerts
@@ -25,11 +24,10 @@ from .job import Job
 from .live import Live
 from .measuring import Measurer
 from .mitigation import Mitigator
-from .mitigation_steps import ITSELF
 from .peer import Peer
 from .probe import Probe
 from .recordings import Recordings
-from .records import IN_FLIGHT, Event, FindingRecord, MitigationAction, MitigationRecord, ScanTrigger
+from .records import IN_FLIGHT, ITSELF, Event, FindingRecord, MitigationAction, MitigationRecord, ScanTrigger
 from .runner import Runner, ScanBusy
 from .scan_job import Scans
 from .scan_measure import ScanMeasure
@@ -61,6 +59,7 @@ class Sidecar:
         key = settings.vllm.api_key
         manifest = settings.manifest()
         peer = settings.peer()
+        policy = settings.policy()
         # Without a clock of its own it only runs when somebody asks: a state that nobody wants must not be unknown.
         compares = settings.differential.every_minutes is not None
         duty = Duty(settings.scan.duty, settings.scan.idle_duty)
@@ -134,7 +133,7 @@ class Sidecar:
             lambda boot_id: self.live.state_in(boot_id, AlphaScan.name),
             lambda: self.runner.alone(self.sweeps.reading),
         )
-        self.automatic = Automatic(self.mitigator, self.store, settings.mitigation)
+        self.automatic = Automatic(policy, self.mitigator, self.store, settings.mitigation)
         self.schedule = Schedule(
             settings,
             self.live,
@@ -147,8 +146,7 @@ class Sidecar:
             self.verdicts.looked,
         )
         self.verdicts.listen(self._complete)
-        self._judged = 0
-        """Findings of the alpha-scan about the vLLM process of now."""
+        self.verdicts.listen(self._act)
         self._followers: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -234,8 +232,6 @@ class Sidecar:
 
     def _arrived(self, facts: ModelFacts) -> None:
         """vLLM is there, for the first time or as a new process."""
-        self._judged = 0
-        self.automatic.forget()
         detail = {"boot_id": facts.boot_id, "model": facts.model, "armed": facts.armed}
         try:
             self.store.add_event(Event(at=self.now(), actor=ITSELF, what="vllm arrived", detail=detail))
@@ -245,17 +241,19 @@ class Sidecar:
             _log.error("arrival of vLLM not stored", reason=str(error))
 
     async def _told(self, finding: Finding, kept: FindingRecord) -> None:
-        """A finding is there: alert, and act if that is allowed."""
+        """A finding is there: alert, and judge all evidence anew."""
         self.alerts.observe(kept, self.live.model_name or "")
         await self.verdicts.found()
-        record = None
-        if isinstance(finding, FingerprintFinding):
-            record = await self.automatic.consider_repair(finding)
-        elif finding.monitor == AlphaScan.name:
-            self._judged += finding.health is not Health.UNKNOWN
-            # What was found in a process that is gone is no reason to change this one.
-            enough = self._judged >= self.settings.alerts.k
-            record = await self.automatic.consider(finding, self.alerts.confirmed_blocks if enough else frozenset())
+
+    async def _act(self, joined: Joined) -> None:
+        """The policy says what is done about a verdict."""
+        facts = self.live.facts
+        if facts is None:
+            return
+        confirmed = self.alerts.confirmed_blocks(facts.boot_id)
+        found = [self.live.state(monitor).at for monitor in joined.grounds or self.live.monitors]
+        heard_at = max((at for at in found if at is not None), default=None)
+        record = await self.automatic.consider(joined, facts.boot_id, confirmed, heard_at)
         if record is not None:
             await self.follow(record)
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from ..monitors.alpha_scan import Profile
 from ..monitors.differential.reference import Recording
+from .automation import Memory
 from .database import Database
 from .database import StoreError as StoreError
 from .records import IN_FLIGHT, Event, FindingRecord, MitigationRecord, MitigationState, ScanRecord
@@ -20,7 +21,7 @@ _ENDED = ("done", "failed")
 
 
 class Store:
-    """Scans, findings, mitigations, the clean profile, the recorded states and the audit log.
+    """Scans, findings, mitigations, the clean profile, the recorded states, automation's memory and the audit log.
 
     `path` is the file (made when missing), or None for a store in memory.  Retention: of each monitor the last `keep`
     scans and findings, and apart from them the last `keep_failed` that failed, so that a week of healthy scans does not
@@ -155,7 +156,7 @@ class Store:
         )
         return [MitigationRecord.model_validate_json(row) for row in rows]
 
-    # The clean profile, the recorded states and the audit log
+    # The clean profile, the recorded states, what automation remembers, and the audit log
 
     def profile(self) -> Profile | None:
         """The clean profile, or None."""
@@ -175,13 +176,23 @@ class Store:
         """Replace the recorded states, or remove them; with its line in the audit log, both or none."""
         self._replace("recording", recording, event)
 
-    def _replace(self, table: str, only: BaseModel | None, event: Event) -> None:
-        """The one row of one of the two tables."""
+    def automation(self) -> Memory | None:
+        """What automation remembers, or None."""
+        row = self._file.one("SELECT body FROM automation")
+        return None if row is None else Memory.model_validate_json(row)
+
+    def set_automation(self, memory: Memory, event: Event | None) -> None:
+        """Replace what automation remembers; with the line in the audit log of a decision that is new, both or none."""
+        self._replace("automation", memory, event)
+
+    def _replace(self, table: str, only: BaseModel | None, event: Event | None) -> None:
+        """The one row of one of these tables."""
         with self._file.transaction() as db:
             db.execute(f"DELETE FROM {table}")  # noqa: S608
             if only is not None:
                 db.execute(f"INSERT INTO {table} VALUES (?)", (only.model_dump_json(),))  # noqa: S608
-            self._insert_event(db, event)
+            if event is not None:
+                self._insert_event(db, event)
 
     def add_event(self, event: Event) -> None:
         """Add one line to the audit log."""

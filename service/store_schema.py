@@ -26,6 +26,9 @@ _STEPS = (
     """
     CREATE TABLE recording (body TEXT NOT NULL);
     """,
+    """
+    CREATE TABLE automation (body TEXT NOT NULL);
+    """,
 )
 
 SCHEMA_VERSION = len(_STEPS)

@@ -8,8 +8,7 @@ from ..monitors.finding import Health
 from ..monitors.verdict.verdict import Joined, Verdict
 from .alerts import Alerts
 from .live import Live
-from .mitigation_steps import ITSELF
-from .records import Event
+from .records import ITSELF, Event
 from .store import Store, StoreError
 
 _CHANGED = "verdict changed"

@@ -1,13 +1,16 @@
 """A mitigator and its automatic half over a fake probe, a fake clock and a loss that gates and weights decide."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
+from flipwatch.monitors.finding import Health
 from flipwatch.monitors.fingerprint.facts import FingerprintReading, RepairOrder, RepairReport
+from flipwatch.monitors.verdict.verdict import Joined, Verdict
 from flipwatch.monitors.wire import GateChange, GateReport, ModelFacts, SelfTest, SelfTestState
 from flipwatch.service.automatic import Automatic
 from flipwatch.service.live import MonitorState
 from flipwatch.service.mitigation import Mitigator
+from flipwatch.service.policy import Rule
 from flipwatch.service.probe import ProbeAway, ProbeRefused
 from flipwatch.service.records import MitigationAction, MitigationRecord
 from flipwatch.service.repair_steps import SweepUnavailable
@@ -104,7 +107,13 @@ class FakeProbe:
 class Rig:
     """See the module's docstring.  The loss depends on block 4: 7 nats, without it 4, with its weights repaired 3."""
 
-    def __init__(self, store: Store | None = None, probe: FakeProbe | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        store: Store | None = None,
+        probe: FakeProbe | None = None,
+        rules: Sequence[dict[str, Any]] = (),
+        **settings: Any,
+    ) -> None:
         self.store = store or Store(None)
         self.probe = probe or FakeProbe()
         self.clock = 1000.0
@@ -125,7 +134,8 @@ class Rig:
             now=lambda: self.clock,
             measure_seconds=5.0,
         )
-        self.automatic = Automatic(self.mitigator, self.store, self.settings, now=lambda: self.clock)
+        self.rules = [Rule.model_validate(rule) for rule in rules]
+        self.automatic = Automatic(self.rules, self.mitigator, self.store, self.settings, now=lambda: self.clock)
 
     async def measure(self) -> float | None:
         """The next prepared loss, or the one that belongs to the gates and the bytes."""
@@ -156,6 +166,27 @@ class Rig:
         order = {"action": MitigationAction.SKIP, "blocks": blocks, "reason": "test", "actor": "alice"} | more
         record = await self.mitigator.apply(**order)
         return await self.ended(record)
+
+    async def judged(
+        self, verdict: Verdict, *blocks: int, confirmed: Collection[int] | None = None, news: bool = True
+    ) -> MitigationRecord | None:
+        """One verdict that points at these blocks, confirmed unless said; what it led to, when that has ended.
+
+        It rests on something new, one second later, unless said.
+        """
+        self.clock += news
+        joined = Joined(verdict=verdict, health=Health.FAILED, reason="Block 4 does harm.", blocks=blocks)
+        confirmed = blocks if confirmed is None else confirmed
+        record = await self.automatic.consider(joined, self.probe.boot_id, confirmed, self.clock)
+        return None if record is None else await self.ended(record)
+
+    def decisions(self) -> list[tuple[str, str]]:
+        """What the audit log says of automation, oldest first: what, and why."""
+        return [
+            (event.what.removeprefix("automation "), event.detail["message"])
+            for event in reversed(self.store.events(1000))
+            if event.what.startswith("automation")
+        ]
 
     async def undo(self, record: MitigationRecord) -> MitigationRecord:
         """Undo and wait for the end."""

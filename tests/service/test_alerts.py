@@ -20,6 +20,8 @@ from flipwatch.service.webhook import Webhook
 
 from .fake_server import FakeServer
 
+BOOT = "boot-1"
+
 
 class Numbered:
     """Findings one minute apart, as the store holds them."""
@@ -46,6 +48,7 @@ class Numbered:
             created_at=60.0 * self._count,
             health=health,
             body=body,
+            boot_id=BOOT,
         )
 
     def unknown(self) -> FindingRecord:
@@ -159,7 +162,8 @@ def test_each_block_is_an_alert_of_its_own(finding: Numbered) -> None:
     assert sent.brief() == [("firing", BLOCK_FLAGGED, ["4", "9"]), ("firing", BLOCK_FLAGGED, ["2"])]
     assert "block" not in sent[0]["commonLabels"]
     assert [alert.block for alert in alerts.firing] == [2, 4, 9]
-    assert alerts.confirmed_blocks == {2, 4, 9}
+    assert alerts.confirmed_blocks(BOOT) == {2, 4, 9}
+    assert alerts.confirmed_blocks("boot-2") == frozenset()
 
 
 def test_wandering_flag_fires_but_confirms_no_block(finding: Numbered) -> None:
@@ -169,7 +173,7 @@ def test_wandering_flag_fires_but_confirms_no_block(finding: Numbered) -> None:
     alerts.observe(finding(3), "tiny")
     alerts.observe(finding(7), "tiny")
     assert sent.brief() == [("firing", BLOCK_FLAGGED, ["3", "7"])]
-    assert alerts.confirmed_blocks == frozenset()
+    assert alerts.confirmed_blocks(BOOT) == frozenset()
 
 
 def test_model_that_is_not_finite_fires_at_once(finding: Numbered) -> None:
@@ -251,7 +255,7 @@ def test_findings_of_two_monitors_are_counted_apart(finding: Numbered) -> None:
         alerts.observe(_sweep(number, Health.FAILED, bad=1), "tiny")
     assert DRIFTED not in {alert.name for alert in alerts.firing}
     alerts.observe(finding(4), "tiny")
-    assert alerts.confirmed_blocks == {4}
+    assert alerts.confirmed_blocks(BOOT) == {4}
     for _ in range(2):
         alerts.observe(finding.unknown(), "tiny")
     for number in (6, 7):

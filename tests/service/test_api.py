@@ -346,32 +346,6 @@ async def test_metrics_do_without_the_store(start: Start) -> None:
     assert "flipwatch_mitigation_active" not in " ".join(metrics)
 
 
-async def test_automatic_mitigation_needs_k_findings(start: Start, server: FakeServer) -> None:
-    """With `automatic` and `enforce`, the second finding that flags the block takes it out; the first does not."""
-    server.harm[4] = 5.0
-    api = await start(mitigation={"mode": "enforce", "automatic": True})
-    await api.scanned()
-    assert server.gates[4] == 1.0
-    await api.scanned()
-    await api.sidecar.mitigator.settled()
-    assert server.gates[4] == 0.0
-    record = (await api.get("/v1/mitigations")).json()[0]
-    assert (record["automatic"], record["state"]) == (True, "active")
-
-
-async def test_findings_about_a_restarted_vllm_do_not_count_for_the_new_one(start: Start, server: FakeServer) -> None:
-    """k of n begins anew after a restart: one finding about the new process is not enough to change it."""
-    server.harm[4] = 5.0
-    api = await start(mitigation={"mode": "enforce", "automatic": True})
-    await api.scanned()
-    server.restart()
-    server.harm[4] = 5.0
-    await api.sidecar.schedule.look()
-    await api.scanned()
-    await api.sidecar.mitigator.settled()
-    assert server.gates[4] == 1.0
-
-
 async def test_a_refused_model_has_no_blocks_and_no_offer(start: Start, server: FakeServer) -> None:
     """Of an architecture that the probe refuses nothing is known but the reason."""
     server.armed = False

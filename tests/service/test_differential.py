@@ -447,7 +447,7 @@ async def test_k_of_n_departures_are_an_alert_of_their_own(start: Start, server:
     assert (alert["name"], alert["monitor"], alert["block"]) == (BLOCK_DEPARTS, NAME, 4)
     assert alert["summary"] == "Block 4 computes something else than its reference"
     assert "Flagged in 2 of the last 3 findings" in alert["description"]
-    assert api.sidecar.alerts.confirmed_blocks == frozenset()
+    assert api.sidecar.alerts.confirmed_blocks(server.boot_id) == frozenset()
     assert (await api.metrics())[f'flipwatch_alert_firing{{alert="{BLOCK_DEPARTS}"}}'] == 1
     server.states.off.clear()
     await _compared(api)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flipwatch.monitors.finding import Action, Finding, Health, Place
+from flipwatch.monitors.verdict.verdict import Verdict
 from flipwatch.monitors.wire import Gate, SelfTestState
 from flipwatch.service.gates import unrecorded
 from flipwatch.service.guard import (
@@ -32,17 +32,6 @@ from .mitigation_rig import FakeProbe, Rig, unswept
 
 SKIP = MitigationAction.SKIP
 ATTENUATE = MitigationAction.ATTENUATE
-
-
-def finding(*blocks: int) -> Finding:
-    """A finding that suggests to skip these blocks."""
-    return Finding(
-        monitor="alpha_scan",
-        health=Health.FAILED,
-        reason="Block 4 does harm: skip gain 3.0 nats, z 40.",
-        places=tuple(Place(block=block, reason="skip gain 3.0 nats") for block in blocks),
-        action=Action.SKIP,
-    )
 
 
 async def test_skip_is_applied_verified_and_told() -> None:
@@ -261,38 +250,6 @@ async def test_operators_mitigation_that_makes_it_worse_is_kept_with_a_warning(a
     assert record.state is MitigationState.ACTIVE
     assert "WORSE than before, kept because a person asked for it" in record.message
     assert rig.probe.gates[2] == 0.0
-
-
-@pytest.mark.parametrize("after", [4.1, None])
-async def test_automatic_mitigation_that_makes_it_worse_is_undone(after: float | None) -> None:
-    """What Flipwatch did by itself and did not help is taken back at once."""
-    rig = Rig(automatic=True)
-    rig.losses = [4.0, after, 4.0]
-    pending = await rig.automatic.consider(finding(2), {2})
-    assert pending is not None
-    record = await rig.ended(pending)
-    assert record.state is MitigationState.REVERTED
-    assert record.message.startswith("Undone at once, loss 4.000 nats before, ")
-    assert rig.probe.gates == [1.0] * 6
-    assert rig.history() == ["pending", "applying", "verifying", "reverting", "reverted"]
-    assert rig.mitigator.failed == {SKIP: 1}
-    assert rig.mitigator.done == {}
-
-
-async def test_automatic_mitigation_that_leaves_the_loss_not_finite_is_undone() -> None:
-    """A skip after which the loss is still not finite did not help; a person's one stays, and is not called worse."""
-    rig = Rig(automatic=True)
-    rig.losses = [None, None, None]
-    pending = await rig.automatic.consider(finding(2), {2})
-    assert pending is not None
-    record = await rig.ended(pending)
-    assert record.state is MitigationState.REVERTED
-    assert record.message.startswith("Undone at once, loss not finite before, not finite after: ")
-    assert rig.probe.gates == [1.0] * 6
-    rig.losses = [None, None]
-    record = await rig.apply(2)
-    assert record.state is MitigationState.ACTIVE
-    assert "WORSE" not in record.message
 
 
 async def test_refusal_of_the_probe_is_a_failure_and_nothing_changed() -> None:
@@ -565,60 +522,11 @@ async def test_undo_of_a_broken_off_record_needs_vllm_and_says_so(tmp_path: Path
     rig.store.close()
 
 
-async def test_automatic_action_needs_everything() -> None:
-    """Automatic action wants the switch, the mode, a confirmed block and a finding that suggests a skip."""
-    for settings in ({"automatic": False}, {"automatic": True, "mode": "observe"}):
-        assert await Rig(**settings).automatic.consider(finding(4), {4}) is None
-    rig = Rig(automatic=True)
-    assert await rig.automatic.consider(finding(4), set()) is None
-    assert await rig.automatic.consider(finding(4), {3}) is None
-    assert await rig.automatic.consider(finding(4).model_copy(update={"action": Action.INVESTIGATE}), {4}) is None
-    pending = await rig.automatic.consider(finding(3, 4), {4})
-    assert pending is not None
-    record = await rig.ended(pending)
-    assert (record.blocks, record.actor, record.automatic) == ((4,), "flipwatch", True)
-    assert record.state is MitigationState.ACTIVE
-
-
-async def test_automatic_action_is_tried_once_while_the_alert_fires() -> None:
-    """A block whose automatic skip did not help is not skipped again until its alert has ended."""
-    rig = Rig(automatic=True)
-    rig.losses = [4.0, 5.0, 4.0]
-    assert await rig.automatic.consider(finding(4), {4}) is not None
-    await rig.mitigator.settled()
-    assert await rig.automatic.consider(finding(4), {4}) is None
-    assert await rig.automatic.consider(finding(4), set()) is None
-    assert await rig.automatic.consider(finding(4), {4}) is not None
-    await rig.mitigator.settled()
-
-
-async def test_automatic_dry_run_records_once() -> None:
-    """In `dry-run` the record says what would have been done, once."""
-    rig = Rig(automatic=True, mode="dry-run")
-    record = await rig.automatic.consider(finding(4), {4})
-    assert record is not None
-    assert record.state is MitigationState.DRY_RUN
-    assert await rig.automatic.consider(finding(4), {4}) is None
-
-
-async def test_refused_automatic_action_is_in_the_audit_log_and_tried_again() -> None:
-    """A refusal is never raised into the scan; when its cause is gone, the action is taken."""
-    rig = Rig(automatic=True)
-    rig.probe.away = True
-    assert await rig.automatic.consider(finding(4), {4}) is None
-    [event] = rig.store.events()
-    assert event.what == "mitigation refused"
-    assert event.detail == {"blocks": [4], "message": "vLLM cannot be reached."}
-    rig.probe.away = False
-    assert await rig.automatic.consider(finding(4), {4}) is not None
-    await rig.mitigator.settled()
-
-
 async def test_nothing_is_done_that_cannot_be_recorded() -> None:
     """With a store that does not work, an automatic action is refused in the log and an order raises; no gate moves."""
-    rig = Rig(automatic=True)
+    rig = Rig(rules=[{"verdict": "old_fault", "action": "skip", "k": 1, "n": 1}])
     rig.store.close()
-    assert await rig.automatic.consider(finding(4), {4}) is None
+    assert await rig.judged(Verdict.OLD_FAULT, 4) is None
     with pytest.raises(StoreError, match="cannot be used"):
         await rig.apply(4)
     assert rig.probe.writes == []

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flipwatch.monitors.finding import Action, Health
 from flipwatch.monitors.fingerprint.facts import Method, RepairOrder, RepairReport
-from flipwatch.monitors.fingerprint.judgement import FingerprintFinding, judge
 from flipwatch.monitors.wire import SelfTestState
 from flipwatch.service.guard import (
     BreakerOpen,
@@ -240,48 +238,6 @@ async def test_a_chunk_that_changes_again_is_not_called_repaired() -> None:
     assert rig.mitigator.repaired == {}
 
 
-@pytest.mark.parametrize("allowed", [False, True])
-async def test_skip_of_what_cannot_be_repaired_only_if_the_operator_wants_it(allowed: bool) -> None:
-    """The skip is a mitigation of its own, checked as any other, and its reason names the repair."""
-    rig = Rig(skip_unrepaired=allowed)
-    rig.probe.weights.damage(7, 4, checkpoint="The checkpoint has moved.")
-    record = await rig.repair()
-    assert record.state is MitigationState.FAILED
-    assert rig.probe.gates[4] == (0.0 if allowed else 1.0)
-    others = [other for other in rig.store.mitigations() if other.action is SKIP]
-    assert len(others) == allowed
-    for skip in others:
-        assert (skip.state, skip.blocks, skip.actor, skip.automatic) == (
-            MitigationState.ACTIVE,
-            (4,),
-            "flipwatch",
-            True,
-        )
-        assert skip.reason.startswith(f"Mitigation {record.id}: 1 of 1 chunk could not be put right: chunk 7 of")
-
-
-async def test_skip_of_what_cannot_be_repaired_has_its_limits() -> None:
-    """No skip for damage outside the blocks, and none of a block that is skipped; a refusal is in the audit log."""
-    rig = Rig(skip_unrepaired=True, max_actions=100)
-    rig.probe.weights.damage(7, None, 4, parity="Parity is lost.", checkpoint="The checkpoint has moved.")
-    await rig.repair()
-    assert len(rig.store.mitigations()) == 1
-    rig.probe.weights.reload()
-    rig.probe.weights.damage(7, 4, checkpoint="The checkpoint has moved.")
-    skip = await rig.apply(4)
-    await rig.repair()
-    assert rig.store.events()[0].what == "mitigation failed"
-    await rig.undo(skip)
-    rig.probe.weights.reload()
-    for chunk in (1, 2, 3):
-        rig.probe.weights.damage(chunk, chunk, checkpoint="The checkpoint has moved.")
-    await rig.repair()
-    assert (len(rig.store.mitigations()), rig.probe.gates) == (4, [1.0] * 6)
-    event = rig.store.events()[0]
-    assert (event.what, event.detail["blocks"]) == ("mitigation refused", [1, 2, 3])
-    assert "mitigation.max_blocks allows 2" in event.detail["message"]
-
-
 async def test_repair_ends_the_skip_of_its_block() -> None:
     """After the bytes are seen to be right the block runs again, and both records say why."""
     rig = Rig()
@@ -457,8 +413,8 @@ async def test_a_repair_holds_no_block() -> None:
 
 
 async def test_refusal_of_the_probe_is_a_failure() -> None:
-    """When the probe refuses, the record says why; nothing is skipped for it."""
-    rig = Rig(skip_unrepaired=True)
+    """When the probe refuses, the record says why."""
+    rig = Rig()
     rig.probe.weights.damage(7, 4)
 
     async def refuse() -> None:
@@ -644,68 +600,3 @@ async def test_mistake_of_ours_leaves_a_repair_that_can_be_finished() -> None:
     record = await rig.repair()
     assert record.message == "Flipwatch itself failed (ZeroDivisionError: oops): finish it."
     assert (await rig.ended(await rig.mitigator.finish(record.id, actor="bob"))).state is MitigationState.REPAIRED
-
-
-def found(rig: Rig) -> FingerprintFinding:
-    """What the monitor says of the weights now."""
-    return judge(rig.probe.weights.reading())
-
-
-async def test_automatic_repair_needs_the_switch_and_the_mode_and_a_change() -> None:
-    """One finding is enough, and everything that has changed is repaired."""
-    for settings in ({"automatic": False}, {"automatic": True, "mode": "observe"}):
-        rig = Rig(**settings)
-        rig.probe.weights.damage(7, 4)
-        assert await rig.automatic.consider_repair(found(rig)) is None
-    rig = Rig(automatic=True)
-    assert await rig.automatic.consider_repair(found(rig)) is None
-    rig.probe.weights.damage(7, 4)
-    finding = found(rig)
-    assert (finding.health, finding.action) == (Health.FAILED, Action.REPAIR)
-    pending = await rig.automatic.consider_repair(finding)
-    assert pending is not None
-    record = await rig.ended(pending)
-    assert (record.state, record.actor, record.automatic) == (MitigationState.REPAIRED, "flipwatch", True)
-    assert record.reason == finding.reason
-
-
-async def test_automatic_repair_is_tried_once_while_the_chunks_stay_bad() -> None:
-    """A chunk that could not be repaired is no reason to try again; a new one, or a new process, is."""
-    rig = Rig(automatic=True, max_actions=100)
-    rig.probe.weights.damage(7, 4, checkpoint="The checkpoint has moved.")
-
-    async def tried() -> bool:
-        record = await rig.automatic.consider_repair(found(rig))
-        await rig.mitigator.settled()
-        return record is not None
-
-    assert await tried()
-    assert not await tried()
-    rig.probe.weights.damage(8, 5)
-    assert await tried()
-    assert rig.probe.weights.bad.keys() == {(0, 7)}
-    assert not await tried()
-    rig.automatic.forget()
-    assert await tried()
-    rig.probe.weights.reload()
-    assert not await tried()
-    rig.probe.weights.damage(7, 4)
-    assert await tried()
-
-
-async def test_automatic_dry_run_records_once_and_a_refusal_is_in_the_audit_log() -> None:
-    """In `dry-run` one record says what would have been done; what is refused is tried again."""
-    rig = Rig(automatic=True, mode="dry-run")
-    rig.probe.weights.damage(7, 4)
-    rig.probe.away = True
-    assert await rig.automatic.consider_repair(found(rig)) is None
-    [event] = rig.store.events()
-    assert (event.what, event.detail) == (
-        "mitigation refused",
-        {"blocks": [4], "message": "vLLM cannot be reached."},
-    )
-    rig.probe.away = False
-    record = await rig.automatic.consider_repair(found(rig))
-    assert record is not None
-    assert record.state is MitigationState.DRY_RUN
-    assert await rig.automatic.consider_repair(found(rig)) is None

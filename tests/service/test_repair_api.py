@@ -139,19 +139,6 @@ async def test_a_running_scan_gives_way_to_a_repair(start: Start, server: FakeSe
     assert "A mitigation took the engine" in (await api.get(scan.headers["location"])).json()["error"]
 
 
-async def test_a_finding_of_changed_weights_is_repaired_by_itself(start: Start, server: FakeServer) -> None:
-    """Where it is allowed, one sweep that finds a changed chunk is enough."""
-    server.weights.damage(7, 4)
-    api = await start(mitigation={"automatic": True})
-    assert (await api.post("/v1/scans", {"monitor": "fingerprint"})).status_code == 202
-    await api.sidecar.runner.idle()
-    await api.sidecar.mitigator.settled()
-    await asyncio.gather(*api.sidecar._followers)
-    [record] = (await api.get("/v1/mitigations")).json()
-    assert (record["state"], record["actor"], record["automatic"]) == ("repaired", "flipwatch", True)
-    assert server.weights.bad == {}
-
-
 @pytest.fixture
 def sidecar_url(server: FakeServer, settings: Callable[..., Settings]) -> Iterator[str]:
     """A sidecar on a real port that has seen its vLLM."""

@@ -8,6 +8,7 @@ import pytest
 
 from flipwatch.monitors.alpha_scan import AlphaScanFinding, BlockScore, Thresholds
 from flipwatch.monitors.finding import Finding, Health, Place
+from flipwatch.monitors.verdict.verdict import Joined, Verdict
 from flipwatch.service.guard import harm
 from flipwatch.service.live import MonitorState
 from flipwatch.service.skippability import Prediction, loss_without, predicted
@@ -169,10 +170,11 @@ async def test_force_on_a_harmless_order_is_not_recorded_as_forced(start: Start,
 
 async def test_an_automatic_mitigation_is_never_forced(start: Start, server: FakeServer) -> None:
     """Flipwatch itself obeys the scan too: the refusal is in the audit log, the gates stay."""
-    api = await start(mitigation={"mode": "enforce", "automatic": True})
+    api = await start(automation={"rules": [{"verdict": "old_fault", "action": "skip", "k": 1, "n": 1}]})
     await api.scanned()
-    wrong = finding(places=[Place(block=2, reason="by mistake")], action="skip")
-    assert await api.sidecar.automatic.consider(wrong, {2}) is None
+    wrong = Joined(verdict=Verdict.OLD_FAULT, health=Health.FAILED, reason="A mistake.", blocks=(2,))
+    assert await api.sidecar.automatic.consider(wrong, server.boot_id, {2}, 1.0) is None
     assert server.gates == [1.0] * 8
-    [event] = [e for e in (await api.get("/v1/events")).json() if e["what"] == "mitigation refused"]
+    event = (await api.get("/v1/events")).json()[0]
+    assert event["what"] == "automation refused"
     assert "not done without force" in event["detail"]["message"]
