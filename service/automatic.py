@@ -1,7 +1,7 @@
 """What Flipwatch does by itself: the policy decides about each verdict, and here it is done, or said why not."""
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import structlog
 
@@ -17,6 +17,8 @@ from .store import Store, StoreError
 
 # The next verdict may find it otherwise: no reason for the next rule, which may do more than is needed.
 _FOR_NOW = (MitigationBusy, WeightsUnknown, ProbeError, StoreError)
+
+_IN_EFFECT = IN_FLIGHT | {MitigationState.ACTIVE}
 
 _log = structlog.get_logger(__name__)
 
@@ -66,7 +68,7 @@ class Automatic:
             joined=joined,
             memory=memory,
             confirmed=confirmed,
-            acts=_last_acts(ours),
+            acts=[record for record in ours if record.rule is not None],
             held={block for record in ours if record.state in _IN_EFFECT for block in record.held},
             mode=self._mode,
             now=self._now(),
@@ -137,11 +139,3 @@ class Automatic:
             self._store.set_automation(self._memory, event)
         except StoreError as error:
             _log.error("decision of automation not stored", reason=str(error))
-
-
-_IN_EFFECT = IN_FLIGHT | {MitigationState.ACTIVE}
-
-
-def _last_acts(records: Sequence[MitigationRecord]) -> Mapping[str, MitigationRecord]:
-    """Name of a rule -> its last record; `records` are newest first."""
-    return {record.rule: record for record in reversed(records) if record.rule is not None}

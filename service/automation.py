@@ -79,8 +79,8 @@ class Situation:
     """The verdict of now is its last one."""
     confirmed: Collection[int]
     """Blocks that enough scans flag."""
-    acts: Mapping[str, MitigationRecord]
-    """Name of a rule -> what it did last in this vLLM process."""
+    acts: Sequence[MitigationRecord]
+    """What rules did in this vLLM process, newest first."""
     held: Collection[int]
     """Blocks whose gates are set, or being set, by somebody."""
     mode: Mode
@@ -126,8 +126,8 @@ def _of_rule(rule: Rule, situation: Situation, refused: Refusal | None) -> tuple
     if refused is not None:
         return says(refused.says, refused.message), refused.later
     dry = rule.dry_run or situation.mode is Mode.DRY_RUN
-    last = situation.acts.get(rule.name)
-    if last is not None and (dry or last.state is not MitigationState.DRY_RUN):
+    last = _last_of_its_kind(rule, situation.acts, dry)
+    if last is not None:
         after = _after(rule, last, situation)
         if after is not None:
             what, why, last_word = after
@@ -146,8 +146,20 @@ def _of_rule(rule: Rule, situation: Situation, refused: Refusal | None) -> tuple
     return says(Says.WOULD_ACT if dry else Says.ACTS, why, blocks), True
 
 
+def _last_of_its_kind(rule: Rule, acts: Sequence[MitigationRecord], dry: bool) -> MitigationRecord | None:
+    """The last act that did the same, also by the rule of another verdict: what failed a minute ago fails again.
+
+    What was only said counts only for what would only be said.
+    """
+    for act in acts:
+        same = act.action is rule.action and rule.alpha in (None, act.alpha)
+        if same and (dry or act.state is not MitigationState.DRY_RUN):
+            return act
+    return None
+
+
 def _after(rule: Rule, last: MitigationRecord, situation: Situation) -> tuple[Says, str, bool] | None:
-    """What the rule's last act says about another one, and whether that ends the ladder; None: it is no obstacle."""
+    """What the last act of its kind says about another one, and whether that ends the ladder; None: no obstacle."""
     act = f"mitigation {last.id}"
     if last.state in IN_FLIGHT:
         return Says.IN_EFFECT, f"{act} is on its way", True
@@ -157,6 +169,9 @@ def _after(rule: Rule, last: MitigationRecord, situation: Situation) -> tuple[Sa
     well_at = situation.memory.well_at
     if by_person and (well_at is None or well_at < last.updated_at):
         return Says.REFUSED, f"{last.undone_by} undid {act}, which stands until a verdict is ok or vLLM restarts", True
+    if last.state is MitigationState.REPAIRED:
+        # A digest proves that it did help: what is bad now is new.
+        return None
     until = last.created_at + rule.cool_down_minutes * 60.0
     if situation.now >= until:
         return None

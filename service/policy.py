@@ -49,8 +49,8 @@ class Rule(BaseModel):
     """What `attenuate` sets the gates to."""
     dry_run: bool = False
     """Only say what would be done."""
-    cool_down_minutes: float = Field(default=10.0, ge=0.0, le=MOST_MINUTES)
-    """From one act of this rule to its next."""
+    cool_down_minutes: float = Field(default=10.0, gt=0.0, le=MOST_MINUTES)
+    """So long it rests after an act of its kind, by whatever rule; not after a repair that did help."""
 
     @field_validator("verdict")
     @classmethod
@@ -86,7 +86,7 @@ class Rule(BaseModel):
 
     @property
     def name(self) -> str:
-        """What tells it from the other rules, also after a restart: `weight_fault: repair`."""
+        """What tells it from the other rules: `weight_fault: repair`."""
         return f"{self.verdict.value}: {self.action.value}" + ("" if self.alpha is None else f" to {self.alpha:g}")
 
 

@@ -45,7 +45,7 @@ def test_a_decision_counts_the_last_verdicts(mode: Mode) -> None:
     def decided(*verdicts: Verdict) -> tuple[Says, str]:
         joined = Joined(verdict=verdicts[-1], health=Health.FAILED, reason="Block 4 does harm.", blocks=(4,))
         memory = Memory(boot_id="boot-1", verdicts=verdicts)
-        situation = Situation(joined, memory, confirmed={4}, acts={}, held=(), mode=mode, now=0.0)
+        situation = Situation(joined, memory, confirmed={4}, acts=(), held=(), mode=mode, now=0.0)
         decision = decide(rules, situation, {})
         return decision.says, decision.message
 
@@ -189,19 +189,43 @@ async def test_a_failed_act_is_not_repeated_before_its_rule_has_rested() -> None
 
 
 async def test_a_rule_that_did_help_rests_without_the_next_one() -> None:
-    """A fault right after a repair waits for the rule, instead of a skip or a drain that is not needed."""
-    rig = Rig(rules=LADDER)
-    rig.probe.weights.damage(7, 4)
-    repair = await rig.judged(BYTES, 4)
-    assert repair is not None
-    assert repair.state is REPAIRED
-    rig.probe.weights.damage(8, 4)
-    assert await rig.judged(BYTES, 4) is None
+    """Another block right after a skip waits, instead of a drain that may not be needed."""
+    rig = Rig(rules=[SKIP, rule(OLD, "drain")])
+    skip = await rig.judged(OLD, 4)
+    assert skip is not None
+    assert skip.state is ACTIVE
+    assert await rig.judged(OLD, 2, 4) is None
     assert rig.decisions()[-1][0] == "cooling down"
-    assert "is repaired, and the rule rests until" in rig.decisions()[-1][1]
+    assert "is active, and the rule rests until" in rig.decisions()[-1][1]
     rig.clock += 600
-    assert await rig.judged(BYTES, 4) is not None
-    assert rig.probe.weights.bad == {}
+    again = await rig.judged(OLD, 2, 4)
+    assert again is not None
+    assert again.blocks == (2,)
+
+
+async def test_a_repair_that_did_help_does_not_rest() -> None:
+    """Its proof is a digest: what is bad now is new, and only the breaker bounds how often."""
+    rig = Rig(rules=LADDER, max_actions=3)
+    for chunk in (7, 8, 9):
+        rig.probe.weights.damage(chunk, 4)
+        repair = await rig.judged(BYTES, 4)
+        assert repair is not None
+        assert repair.state is REPAIRED
+    rig.probe.weights.damage(7, 4)
+    assert await rig.judged(BYTES, 4) is None
+    assert rig.decisions()[-1][0] == "breaker open"
+
+
+async def test_what_failed_for_one_verdict_is_not_tried_again_for_the_next() -> None:
+    """A repair that failed while nothing showed yet is over when it shows: the ladder of that verdict goes on."""
+    rig = Rig(rules=[rule(LATENT, "repair"), *LADDER])
+    rig.probe.weights.damage(7, 4, checkpoint="The checkpoint has moved.")
+    repair = await rig.judged(LATENT, 4)
+    assert repair is not None
+    assert repair.state is FAILED
+    skip = await rig.judged(BYTES, 4)
+    assert skip is not None
+    assert (skip.action, skip.state) == (MitigationAction.SKIP, ACTIVE)
 
 
 @pytest.mark.parametrize("why", ["nothing to repair", "no block", "harmful", "gates"])

@@ -114,6 +114,7 @@ def test_a_taken_port_is_one_line_and_code_2(server: FakeServer, tmp_path: Path)
         ("FLIPWATCH_VALIDATION__FILE", "/nowhere.jsonl", "validation.file cannot be used"),
         ("FLIPWATCH_DATA_DIR", "/dev/null/data", "data_dir names"),
         ("FLIPWATCH_LISTEN_HOST", "..", "cannot listen on ..:"),
+        ("FLIPWATCH_AUTOMATION__POLICY_FILE", "/dev/null", "must hold a list of rules"),
     ],
 )
 def test_a_start_that_is_not_possible_is_one_line_and_code_2(
