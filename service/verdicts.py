@@ -62,7 +62,7 @@ class Verdicts:
         """There was a look at vLLM, and time has passed."""
         before = self._last
         joined = self._judge()
-        if before != joined:
+        if before is None or _gist(before) != _gist(joined):
             await self._tell(joined)
 
     def _judge(self) -> Joined:
@@ -94,3 +94,8 @@ class Verdicts:
             self._store.add_event(Event(at=self._now(), actor=ITSELF, what=_CHANGED, detail=detail))
         except StoreError as full:
             _log.error("event not stored", what=_CHANGED, reason=str(full))
+
+
+def _gist(joined: Joined) -> Joined:
+    """Without the sentences, whose numbers change while nothing else does."""
+    return joined.model_copy(update={"reason": "", "signs": ()})
