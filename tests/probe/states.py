@@ -34,9 +34,10 @@ def of_facts(facts: dict[str, Any]) -> Conditions:
     )
 
 
-def measured(server: VllmServer, plan: DifferentialPlan) -> DifferentialReading:
-    """The reading, as it comes over HTTP."""
-    return DifferentialReading.model_validate(server.reading("differential", plan.model_dump(mode="json")))
+def measured(server: VllmServer, plan: DifferentialPlan, engine: int | None = None) -> DifferentialReading:
+    """The reading, as it comes over HTTP; of one engine where there are several."""
+    reading = server.reading("differential", plan.model_dump(mode="json"), engine=engine)
+    return DifferentialReading.model_validate(reading)
 
 
 def recorded(server: VllmServer) -> Recording:
@@ -50,7 +51,7 @@ def against_recording(server: VllmServer, recording: Recording) -> DifferentialF
     return judge(measured(server, recording.replay()), ReferenceKind.RECORDED, recording, conditions(server))
 
 
-def against_checkpoint(server: VllmServer) -> DifferentialFinding:
-    """The finding of now."""
+def against_checkpoint(server: VllmServer, engine: int | None = None) -> DifferentialFinding:
+    """The finding of now; of one engine where there are several."""
     plan = DifferentialPlan(tokens=[server.tokens(TEXTS[0])], checkpoint=True, noise=True)
-    return judge(measured(server, plan), ReferenceKind.CHECKPOINT, None, conditions(server))
+    return judge(measured(server, plan, engine), ReferenceKind.CHECKPOINT, None, conditions(server))

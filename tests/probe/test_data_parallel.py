@@ -19,6 +19,7 @@ from flipwatch.service.replicas import worst
 
 from ..vllm_server import VllmServer
 from .reference import Reference, largest_difference
+from .states import against_checkpoint
 from .tiny import make
 
 pytestmark = pytest.mark.vllm
@@ -180,6 +181,8 @@ def test_a_fault_in_one_engine_is_found_and_named(replicas: VllmServer) -> None:
     assert findings[0].health is not Health.FAILED
     assert of_engine.flagged == findings[1].flagged == (3,), of_engine.reason
     assert of_engine.reason.startswith("Engine 1: ")
+    against = worst({engine: against_checkpoint(replicas, engine) for engine in ENGINES})
+    assert ([place.block for place in against.places], against.reason[:9]) == ([3], "Engine 1:")
 
     sweep = replicas.sweep()
     assert [(rank["rank"]["data"], rank["bad_chunks"] > 0) for rank in sweep] == [(0, False), (1, True)]

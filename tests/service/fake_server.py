@@ -216,7 +216,9 @@ class FakeServer:
         if "plan" in measurement:
             return self._reading(measurement["plan"], measurement["engine"])
         if "states" in measurement:
-            return self.states.reading(measurement["states"], list(self.gates))
+            damaged = self.states.only in (None, measurement["engine"])
+            states = self.states if damaged else FakeStates()
+            return states.reading(measurement["states"], list(self.gates))
         return self.integrity.reading(measurement["monitor"], measurement["order"])
 
     # HTTP
@@ -356,7 +358,9 @@ class FakeServer:
                 return _problem(422, "engine: Name the one that is measured.")
             if body.monitor == "differential":
                 plan = self.states.order(body.plan)
-                self._open(name, {"states": plan, "done": 0, "total": self.num_blocks, "void": False})
+                self._open(
+                    name, {"states": plan, "engine": body.engine, "done": 0, "total": self.num_blocks, "void": False}
+                )
                 return JSONResponse(self._progress(name, 0), 201)
             if body.plan.get("group", 1) > 1:
                 return _problem(501, "The fake scans no groups.")

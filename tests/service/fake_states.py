@@ -3,6 +3,7 @@
 server.states.off[4] = 0.5      # from mlp.down_proj on, block 4 lies so far from what is right (relative L2)
 server.states.embedding = 0.5   # the stream in front of the blocks does
 server.states.nan.add(2)        # block 2 puts out NaN
+server.states.only = 1          # all that holds in this engine alone; None: in all
 server.states.drifts = True     # each measurement lies a little elsewhere: nothing can be replayed
 server.states.plans             # all plans that were ordered
 """
@@ -46,6 +47,7 @@ class FakeStates:
     def restart(self) -> None:
         """The weights are good again."""
         self.off: dict[int, float] = {}
+        self.only: int | None = None
         self.embedding = 0.0
         self.nan: set[int] = set()
         self.drifts = False

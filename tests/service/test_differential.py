@@ -94,6 +94,22 @@ async def test_recorded_states_are_replayed_and_name_the_block(start: Start, ser
     assert api.sidecar.store.readings((await api.get("/v1/findings")).json()[0]["id"]) is None
 
 
+@pytest.mark.parametrize("reference", ["recorded", "checkpoint"])
+async def test_every_replica_is_compared(start: Start, server: FakeServer, reference: str) -> None:
+    """States of the first engine are held against all; one that departs is the server's finding, and is named."""
+    server.engines = [0, 1]
+    api = await start()
+    assert (await _recorded(api))["recording_refusal"] is None
+    assert server.measured == [0, 0, 1]
+    assert (await _compared(api, reference))["finding"]["health"] == "ok"
+    server.states.off[4], server.states.only = 0.5, 1
+    finding = (await _compared(api, reference))["finding"]
+    assert server.measured == [0, 0, 1, 0, 1, 0, 1]
+    assert (finding["health"], [place["block"] for place in finding["places"]]) == ("failed", [4])
+    assert finding["reason"].startswith("Engine 1: ")
+    assert finding["reason"].endswith("; engine 0 is ok")
+
+
 async def test_a_recording_is_shown_without_its_states_and_can_be_removed(start: Start) -> None:
     """Whose it is, since when, how many tokens; what was done with it is in the audit log."""
     api = await start()
