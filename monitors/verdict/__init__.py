@@ -1,0 +1,1 @@
+"""One verdict on a server from all evidence.  `evidence` asks, `table` decides, `join` tells."""
