@@ -39,6 +39,9 @@ from .strict import Wire as Wire
 
 PREFIX = "/flipwatch/v1"
 
+ASLEEP = "Asleep"
+"""Title of the problem that a server answers with while it sleeps or is paused: it stands still on purpose."""
+
 
 class Problem(BaseModel):
     """RFC 9457 problem details."""
@@ -71,7 +74,9 @@ class FaultOrder(FaultSpec):
 
     tensor: str
     """Name inside the block as the checkpoint or vLLM calls it, e.g. `mlp.up_proj` or `up_proj.weight`; without a
-    block, of the embedding, the final norm or the head, e.g. `lm_head`, or a full name, e.g. as a search found it."""
+    block, of the embedding, the final norm or the head, e.g. `lm_head`, or a full name, e.g. as a search found it.
+    `kv_cache` in a block means no weight but the keys and values that lie in its cache now: of requests that run, and
+    of prompts that may be used again; any later change of the model clears all caches, and the fault with them."""
     block: int | None = Field(default=None, ge=0)
     """None: outside the blocks, or the full name says it."""
     source: str | None = None

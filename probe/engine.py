@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, TypeVar
 
-from ..monitors.wire import Problem
+from ..monitors.wire import ASLEEP, Problem
 from .weights_digest import combine
 from .worker import RPC
 
@@ -126,10 +126,11 @@ class Engine:
     def _place(self, reply: dict[str, Any]) -> str:
         return f"rank {reply['rank']}" if len(self.engines) == 1 else f"engine {reply['engine']} rank {reply['rank']}"
 
-    async def change(self, act: Callable[[], Awaitable[T]]) -> tuple[T, float]:
+    async def change(self, act: Callable[[], Awaitable[T]], *, keep_caches: bool = False) -> tuple[T, float]:
         """Run `act` while nothing is computed and no cached state is left; requests in flight are kept and recomputed.
 
-        The change is carried through even when the caller goes away.
+        With `keep_caches` all cached state stays, and requests in flight go on with it: only for damage to that very
+        state.  The change is carried through even when the caller goes away.
 
         Returns:
             What `act` returned, and the seconds for which the scheduler stood still.
@@ -142,17 +143,18 @@ class Engine:
                 409, "Conflict", "Another change of the served model is running; try again when it is done."
             )
         self._changing = True
-        task = asyncio.ensure_future(self._change(act))
+        task = asyncio.ensure_future(self._change(act, keep_caches))
         # A caller that went away leaves nobody to fetch the outcome; it is logged by vLLM's own handler.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(task)
 
-    async def _change(self, act: Callable[[], Awaitable[T]]) -> tuple[T, float]:
+    async def _change(self, act: Callable[[], Awaitable[T]], keep_caches: bool) -> tuple[T, float]:
         try:
             started = time.perf_counter()
-            async with self._paused():
-                # First, so that nothing has changed yet where it fails.  Nothing is computed before the end.
-                await self.call("clear_kv_cache")
+            async with self._paused(keep_caches):
+                if not keep_caches:
+                    # First, so that nothing has changed yet where it fails.  Nothing is computed before the end.
+                    await self.call("clear_kv_cache")
                 result = await act()
             return result, time.perf_counter() - started
         finally:
@@ -160,7 +162,7 @@ class Engine:
 
     async def _refuse_asleep(self) -> None:
         if any(await self._asleep()):
-            raise ProbeError(503, "Asleep", "vLLM is asleep, or paused by somebody else; nothing is read or changed.")
+            raise ProbeError(503, ASLEEP, "vLLM is asleep, or paused by somebody else; nothing is read or changed.")
 
     async def _asleep(self) -> list[bool]:
         """Of each engine: it sleeps, or stands still."""
@@ -170,13 +172,15 @@ class Engine:
         return list(await self._client.engine_core.call_utility_all_async("is_sleeping"))
 
     @asynccontextmanager
-    async def _paused(self) -> AsyncIterator[None]:
+    async def _paused(self, keep_caches: bool) -> AsyncIterator[None]:
         await self._refuse_asleep()
         try:
             # keep: requests stay queued.  clear_cache: running ones are preempted and recomputed, every cache is reset.
             # Pause, reset and resume go to all engines.
-            await self._client.pause_generation(mode="keep", clear_cache=True)
-            if not await self._client.reset_prefix_cache(reset_running_requests=True, reset_connector=True):
+            await self._client.pause_generation(mode="keep", clear_cache=not keep_caches)
+            if not keep_caches and not await self._client.reset_prefix_cache(
+                reset_running_requests=True, reset_connector=True
+            ):
                 raise ProbeError(
                     409, "Conflict", "vLLM could not free its KV cache (a transfer may hold it); nothing was changed."
                 )

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from ..monitors.faults import damage
 from ..monitors.faults.bits import read, write
 from ..monitors.wire import Fault, FaultOrder
+from .kv_cache import KV_CACHE
 from .live_tensor import LiveTensor, UnknownTensor, find_tensor
 from .stack import Stack
 
@@ -38,6 +39,8 @@ class Faults:
     def __init__(self) -> None:
         """None yet."""
         self._injected: dict[str, _Injected] = {}
+        self._cleared: set[str] = set()
+        """Faults in KV caches that the last clearing took with it."""
 
     def active(self) -> list[Fault]:
         """The faults that stand now."""
@@ -47,6 +50,11 @@ class Faults:
     def forget_repaired(self) -> None:
         """After a repair: those whose values were put back stand no more, and there is nothing left to undo."""
         self._injected = {id: injected for id, injected in self._injected.items() if injected.stands()}
+
+    def forget_cached(self) -> None:
+        """The KV caches were zeroed: no fault in them stands any more."""
+        self._cleared = {id for id, injected in self._injected.items() if _cached(injected)}
+        self._injected = {id: injected for id, injected in self._injected.items() if id not in self._cleared}
 
     @torch.inference_mode()
     def add(self, id: str, order: FaultOrder, target: LiveTensor, source: LiveTensor | None) -> Fault:
@@ -78,8 +86,12 @@ class Faults:
     def remove(self, id: str) -> bool:
         """Put the values back; False when there is no such fault.
 
-        Faults that overlap come out in reverse order, so later ones on the same tensor are lifted and laid again.
+        Faults that overlap come out in reverse order, so later ones on the same tensor are lifted and laid again.  A
+        fault in a KV cache has gone with the clearing that comes before any removal: what lay there belongs to
+        requests that have ended since, and must not come back.
         """
+        if id in self._cleared:
+            return True
         if id not in self._injected:
             return False
         order = list(self._injected)
@@ -93,6 +105,10 @@ class Faults:
             other.before.copy_(other.read())
             other.write(values)
         return True
+
+
+def _cached(injected: _Injected) -> bool:
+    return injected.fault.tensor.endswith(f".{KV_CACHE}")
 
 
 def find_target(order: FaultOrder, model: nn.Module, stack: Stack) -> tuple[LiveTensor, LiveTensor | None]:

@@ -19,6 +19,7 @@ from ..monitors.wire import (
     SelfTestState,
 )
 from .engine import Engine, ProbeError, Reply, boot_id
+from .kv_cache import KV_CACHE
 from .load import Load
 from .measurement import OF_BYTES
 from .readings import join
@@ -188,7 +189,10 @@ class LiveServer:
             raise ProbeError(404, "Not found", f"There is no engine {engine}; there are {there}.")
 
     async def add_fault(self, id: str, order: FaultOrder) -> Fault:
-        """Damage a tensor on every rank that holds a part of it, of all engines or of one."""
+        """Damage a tensor on every rank that holds a part of it, of all engines or of one.
+
+        In a KV cache it strikes what is cached there now.
+        """
         self._check_engine(order.engine)
 
         async def damage() -> list[Reply]:
@@ -203,11 +207,11 @@ class LiveServer:
                         await self._engine.call("remove_fault", id=id)
                 raise
 
-        replies, _ = await self._engine.change(damage)
+        replies, _ = await self._engine.change(damage, keep_caches=order.tensor == KV_CACHE)
         return Fault.model_validate(replies[0].result["fault"])
 
     async def remove_fault(self, id: str) -> None:
-        """Put the values back, wherever they are damaged."""
+        """Put the values back, wherever they are damaged; those of a KV cache become zero, as at any change."""
         replies, _ = await self._engine.change(lambda: self._engine.call("remove_fault", id=id))
         if not any(reply.result["removed"] for reply in replies):
             raise ProbeError(404, "Not found", f"There is no fault {id}.")

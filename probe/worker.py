@@ -20,6 +20,7 @@ from .faults import Faults, find_target
 from .gate_trial import try_gates
 from .hardware import hardware
 from .integrity import Repair
+from .kv_cache import KV_CACHE, cache_of, clear
 from .live_tensor import UnknownTensor
 from .measurement import OF_BYTES, Steps, begin
 from .refused import Refused
@@ -103,13 +104,8 @@ class WorkerProbe:
         A block that was bad left NaN in the keys and values of all later layers; freed KV blocks are not cleared, and
         0 x NaN in an attention kernel is NaN, so they would outlive the gate.
         """
-        cleared = 0
-        for layer in _served().vllm_config.compilation_config.static_forward_context.values():
-            cache = getattr(layer, "kv_cache", None)
-            for tensor in cache if isinstance(cache, (list, tuple)) else [cache]:
-                if isinstance(tensor, torch.Tensor) and tensor.numel():
-                    tensor.zero_()
-                    cleared += 1
+        cleared = clear(_served().vllm_config)
+        self._faults.forget_cached()
         return {"cleared": cleared}
 
     def open(self, id: str, monitor: str, plan: dict[str, Any]) -> dict[str, Any]:
@@ -207,7 +203,7 @@ class WorkerProbe:
         return {"chunks": [result.model_dump(mode="json") for result in done]}
 
     def add_fault(self, id: str, order: dict[str, Any]) -> dict[str, Any]:
-        """Damage this rank's part of a tensor.  The scheduler is paused."""
+        """Damage this rank's part of a tensor, or of a block's KV cache.  The scheduler is paused."""
         if not switches.faults_allowed():
             raise Refused(403, "Fault injection is off on this server; start vLLM with FLIPWATCH_FAULTS=1 to allow it.")
         armed = _served()
@@ -216,7 +212,10 @@ class WorkerProbe:
         if wanted.flips is not None and ranks > 1:
             raise Refused(501, f"Flips name values of whole tensors, and this server holds them in {ranks} shards.")
         try:
-            target, source = find_target(wanted, armed.model, armed.stack)
+            if wanted.tensor == KV_CACHE:
+                target, source = cache_of(wanted.block, armed.vllm_config, armed.stack), None
+            else:
+                target, source = find_target(wanted, armed.model, armed.stack)
         except UnknownTensor as error:
             raise Refused(404, str(error)) from None
         # Counted whether it works or not: ranks that refuse must not go on with a measurement that others drop.

@@ -10,10 +10,12 @@
     FlipwatchBlockDeparts     k of the last n findings say that a block computes something else than its reference;
                               per block as the first one, and one without a block where the model departs and no block
                               does
+    FlipwatchAnswersWrong     k of the last n findings of the canary say that the answers have a symptom
     FlipwatchVerdict          the joined verdict is a bad one: at once where it rests on changed bytes or on the
                               heartbeat, else when k of the last n findings of a monitor that it rests on are bad
     FlipwatchUnknown          k of the last n findings of a monitor are `unknown`; not of one that runs only when
-                              somebody asks: who asked is told
+                              somebody asks: who asked is told; nor of sound answers that nothing could be said of
+                              because there is nothing to compare them with
 
 The first three are about the alpha-scan, the fourth about the fingerprint, the fifth about the differential monitor;
 findings of different monitors are never counted together.  An `unknown` finding says nothing about blocks or losses: it
@@ -31,6 +33,7 @@ from typing import Any, Literal
 import structlog
 
 from ..monitors.alpha_scan import AlphaScan
+from ..monitors.canary.finding import NAME as CANARY
 from ..monitors.differential.facts import NAME as DIFFERENTIAL
 from ..monitors.finding import Health
 from ..monitors.fingerprint.judgement import NAME as FINGERPRINT
@@ -43,9 +46,10 @@ DRIFTED = "FlipwatchModelDrifted"
 NOT_FINITE = "FlipwatchModelNotFinite"
 WEIGHTS_CHANGED = "FlipwatchWeightsChanged"
 BLOCK_DEPARTS = "FlipwatchBlockDeparts"
+ANSWERS_WRONG = "FlipwatchAnswersWrong"
 VERDICT = "FlipwatchVerdict"
 UNKNOWN = "FlipwatchUnknown"
-NAMES = (BLOCK_FLAGGED, DRIFTED, NOT_FINITE, WEIGHTS_CHANGED, BLOCK_DEPARTS, VERDICT, UNKNOWN)
+NAMES = (BLOCK_FLAGGED, DRIFTED, NOT_FINITE, WEIGHTS_CHANGED, BLOCK_DEPARTS, ANSWERS_WRONG, VERDICT, UNKNOWN)
 
 ALERTING = {
     Verdict.WEIGHT_FAULT: "critical",
@@ -224,10 +228,12 @@ class _Window:
             yield from self._of_the_loss(finding.created_at)
         if self._monitor == DIFFERENTIAL:
             yield from self._of_no_block(finding.created_at)
+        if self._monitor == CANARY:
+            yield from self._of_answers(finding.created_at)
         if self._swept is not None and self._swept.health is Health.FAILED:
             changed = "The served weights have changed" if self._swept.body["bad_chunks"] else "The weights are bad"
             yield self._alert(WEIGHTS_CHANGED, finding.created_at, changed, str(self._swept.body["reason"]))
-        unknown = [seen for seen in self._all if seen.health is Health.UNKNOWN]
+        unknown = [seen for seen in self._all if seen.health is Health.UNKNOWN and not seen.body.get("answered")]
         if len(unknown) >= self._k and not self._quiet:
             description = (
                 f"{len(unknown)} of the last {len(self._all)} findings of {self._monitor}; {unknown[-1].body['reason']}"
@@ -265,6 +271,12 @@ class _Window:
             description = f"{len(failed)} of the last {len(self._judged)} findings; {failed[-1].body['reason']}"
             summary = "The model computes something else than its reference, and no block is the cause"
             yield self._alert(BLOCK_DEPARTS, at, summary, description)
+
+    def _of_answers(self, at: float) -> Iterable[Alert]:
+        failed = [judged for judged in self._judged if judged.health is Health.FAILED]
+        if len(failed) >= self._k:
+            description = f"{len(failed)} of the last {len(self._judged)} findings; {failed[-1].body['reason']}"
+            yield self._alert(ANSWERS_WRONG, at, "The server answers wrong, or not at all", description)
 
     def _alert(self, name: str, at: float, summary: str, description: str, block: int | None = None) -> Alert:
         return Alert(name, self._monitor, block, at, summary, description)

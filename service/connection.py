@@ -15,6 +15,8 @@ class Connection:
 
     away: type[Exception]
     """Raised with one sentence when the server does not answer; each client has its own."""
+    late: type[Exception]
+    """Raised where it was asked and did not answer in time: a kind of `away`."""
 
     def __init__(self, base_url: str, token: str | None, timeout: float) -> None:
         self.shown_url = without_userinfo(base_url)
@@ -36,11 +38,13 @@ class Connection:
         await self._http.aclose()
 
     async def send(self, method: str, path: str, **more: Any) -> httpx.Response:
-        """The answer, whatever its status; `more` goes to httpx.  Raises `away`."""
+        """The answer, whatever its status; `more` goes to httpx.  Raises `away` or `late`."""
         try:
             return await self._http.request(method, path, **more)
+        except httpx.ConnectTimeout:
+            raise self.away(f"vLLM at {self.shown_url} took no connection in time.") from None
         except httpx.TimeoutException:
-            raise self.away(f"vLLM at {self.shown_url} did not answer {method} {path} in time.") from None
+            raise self.late(f"vLLM at {self.shown_url} did not answer {method} {path} in time.") from None
         except httpx.HTTPError as error:
             raise self.away(f"vLLM at {self.shown_url} cannot be reached: {reason(error)}.") from None
 

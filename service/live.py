@@ -9,7 +9,7 @@ from typing import TypeVar
 from ..monitors.alpha_scan import AlphaScan, AlphaScanFinding
 from ..monitors.canary.finding import NAME as CANARY
 from ..monitors.canary.finding import CanaryFinding
-from ..monitors.canary.pulse import Pulse
+from ..monitors.canary.pulse import Beat, Pulse
 from ..monitors.differential.facts import NAME as DIFFERENTIAL
 from ..monitors.differential.finding import DifferentialFinding
 from ..monitors.finding import Finding, Health
@@ -25,6 +25,8 @@ F = TypeVar("F", bound=Finding)
 
 # A finding counts for so many intervals of the clock.
 _OLD = 3
+
+_NO_BEAT = Beat(Pulse.UNKNOWN, "vLLM's counters have not been read yet.")
 
 
 @dataclass(frozen=True)
@@ -96,10 +98,12 @@ class Live:
     up: bool = False
     away: str = "The probe has not answered yet."
     """Why the probe does not answer, one sentence; counts only while it is not up."""
+    away_since: float = 0.0
+    """Epoch seconds."""
+    beat: Beat = _NO_BEAT
+    """Whether vLLM moves, by its own counters; they are there without the probe."""
     restarts_seen: int = 0
     integrity: Integrity = field(default_factory=Integrity)
-    pulse: Pulse = Pulse.UNKNOWN
-    """Whether requests move."""
     regated_at: float = 0.0
     """Epoch seconds at which the gates were last seen to have changed."""
     repaired_at: float = 0.0
@@ -113,11 +117,15 @@ class Live:
         return self._tallies[monitor]
 
     def state(self, monitor: str) -> MonitorState:
-        """The monitor's state; unknown while the probe is away or the finding is old, whatever was found before."""
+        """The monitor's state; unknown while the probe is away or the finding is old, whatever was found before.
+
+        The canary does not need the probe: what it has found since the probe went away counts.
+        """
         known = self._states.get(monitor) or MonitorState(
             monitor, Health.UNKNOWN, "No scan has finished since the sidecar was started."
         )
-        if not self.up:
+        by_itself = monitor == CANARY and known.at is not None and known.at >= self.away_since
+        if not self.up and not by_itself:
             return MonitorState(monitor, Health.UNKNOWN, self.away, known.at)
         every = self.every_minutes.get(monitor)
         if known.health is not Health.UNKNOWN and known.at is not None and every is not None:
@@ -147,7 +155,7 @@ class Live:
                 scan=self._seen(AlphaScan.name, AlphaScanFinding, self._changed_at),
                 differential=self._seen(DIFFERENTIAL, DifferentialFinding, self._changed_at),
                 canary=self._seen(CANARY, CanaryFinding, self._changed_at),
-                pulse=self.pulse,
+                pulse=self.beat.pulse,
                 gates=None if gates is None else tuple(gates),
             )
         )
@@ -171,6 +179,13 @@ class Live:
             at if began is None else began,
             since,
         )
+
+    def lost(self, why: str) -> None:
+        """The probe does not answer."""
+        if self.up:
+            self.away_since = self.now()
+        self.up = False
+        self.away = why
 
     def restarted(self) -> None:
         """vLLM is a new process: what was found in the old one says nothing about it."""

@@ -18,6 +18,7 @@ from ..monitors.verdict.verdict import Verdict
 from .alerts import NAMES, Alerts
 from .drain_orders import drain_in_effect
 from .live import Live
+from .metrics_canary import of_canary
 from .metrics_differential import of_differential
 from .metrics_integrity import counter, of_weights, skipped
 from .metrics_scores import of_blocks, of_profile, of_thresholds
@@ -42,6 +43,7 @@ class SidecarCollector(Collector):
         repaired_chunks: Callable[[], Mapping[Method, int]],
         deliveries: Callable[[], tuple[int, int]],
         recorded_at: Callable[[], float | None],
+        expected_at: Callable[[], float | None],
     ) -> None:
         self._live = live
         self._alerts = alerts
@@ -53,6 +55,7 @@ class SidecarCollector(Collector):
         self._repaired_chunks = repaired_chunks
         self._deliveries = deliveries
         self._recorded_at = recorded_at
+        self._expected_at = expected_at
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: the registry must not scrape just to register."""
@@ -180,6 +183,7 @@ class SidecarCollector(Collector):
         yield counter("engine_held_seconds", "Time for which parts of scans held vLLM's engine.", tally.held_seconds)
         yield from of_weights(self._live, self._name)
         yield from of_differential(self._live, self._name, self._recorded_at())
+        yield from of_canary(self._live, self._name, self._expected_at())
         yield counter("vllm_restarts_seen", "Restarts of vLLM that the sidecar noticed.", self._live.restarts_seen)
 
     def _mitigations(self) -> Iterable[Metric]:
@@ -254,6 +258,7 @@ def registry(sidecar: Sidecar) -> CollectorRegistry:
             repaired_chunks=lambda: sidecar.mitigator.repaired,
             deliveries=lambda: (0, 0) if webhook is None else (webhook.sent, webhook.failures),
             recorded_at=lambda: sidecar.recordings.recorded_at,
+            expected_at=lambda: sidecar.expectations.recorded_at,
         )
     )
     ProcessCollector(registry=made)

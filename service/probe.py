@@ -2,6 +2,8 @@
 
 ProbeError                anything that went wrong with a request
     ProbeAway             nobody answers
+        ProbeLate         it was asked, and did not answer in time
+        ProbeAsleep       vLLM sleeps or is paused: nothing is read or changed
         ProbeAbsent       vLLM runs without the probe, or with one that does not know the route
     ProbeUnauthorised     the token is wrong
     ProbeRefused          the probe answered with a problem: `status` and its own detail
@@ -22,6 +24,7 @@ from ..monitors.fingerprint.facts import (
     RepairReport,
 )
 from ..monitors.wire import (
+    ASLEEP,
     PREFIX,
     Advance,
     Fault,
@@ -52,6 +55,14 @@ class ProbeAway(ProbeError):
     """vLLM does not answer, or it runs without the probe."""
 
 
+class ProbeLate(ProbeAway):
+    """The probe was asked, and did not answer in time."""
+
+
+class ProbeAsleep(ProbeAway):
+    """vLLM sleeps, or somebody else has paused it."""
+
+
 class ProbeAbsent(ProbeAway):
     """vLLM answers, and nothing of ours is at this route."""
 
@@ -77,6 +88,7 @@ class Probe(Connection):
     """The probe of one vLLM server.  `timeout` is in seconds and holds for the quick requests."""
 
     away = ProbeAway
+    late = ProbeLate
 
     def __init__(self, base_url: str, token: str, *, timeout: float = 30.0) -> None:
         super().__init__(base_url, token, timeout)
@@ -155,7 +167,8 @@ class Probe(Connection):
     def _error(self, response: httpx.Response) -> ProbeError:
         status = response.status_code
         try:
-            detail = Problem.model_validate_json(response.content).detail
+            problem = Problem.model_validate_json(response.content)
+            detail, asleep = problem.detail, problem.title == ASLEEP
         except ValidationError:
             # Not the probe's own words: vLLM without the plugin, or a proxy in between.
             if status == 404:
@@ -165,13 +178,13 @@ class Probe(Connection):
                 )
             if status in (502, 503, 504):
                 return ProbeAway(f"vLLM at {self.shown_url} is not ready: HTTP {status}.")
-            detail = f"vLLM at {self.shown_url} answered HTTP {status} without a problem document."
+            detail, asleep = f"vLLM at {self.shown_url} answered HTTP {status} without a problem document.", False
         if status == 401:
             return ProbeUnauthorised(
                 "The probe refused the token: FLIPWATCH_PROBE_TOKEN differs between vLLM and the sidecar."
             )
         if status == 503:
-            return ProbeAway(detail)
+            return ProbeAsleep(detail) if asleep else ProbeAway(detail)
         return ProbeRefused(status, detail)
 
 

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import structlog
 
+from ..monitors.canary.finding import NAME as CANARY
 from ..monitors.finding import Finding, Health
 from ..monitors.fingerprint.judgement import NAME as FINGERPRINT
 from .job import Job, Outcome
@@ -58,9 +59,10 @@ class _Lane:
 
 
 class Runner:
-    """Runs one measurement of the model at a time, and one of the bytes beside it.
+    """Runs one measurement of the model at a time, one of the bytes beside it, and one that only asks for answers.
 
     On a busy server a scan takes long, and a sweep that waited for its end would come too late: their parts alternate.
+    The canary does not hold the engine at all.
 
     `told` is awaited with each finding after it has been stored: alerts and automatic mitigation hang on it.
     `changing` says whether somebody changes the model right now: no scan starts then.
@@ -80,7 +82,7 @@ class Runner:
         self._told = told
         self._changing = changing
         self._now = now
-        self._model, self._bytes = self._lanes = _Lane(), _Lane()
+        self._model, self._bytes, self._answers = self._lanes = _Lane(), _Lane(), _Lane()
 
     # Scans
 
@@ -225,7 +227,7 @@ class Runner:
     # Book-keeping
 
     def _lane(self, monitor: str) -> _Lane:
-        return self._bytes if monitor == FINGERPRINT else self._model
+        return {FINGERPRINT: self._bytes, CANARY: self._answers}.get(monitor, self._model)
 
     def _interrupted(self, record: ScanRecord, why: str) -> None:
         self._live.tally(record.monitor).skipped["interrupted"] += 1

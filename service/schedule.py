@@ -10,9 +10,12 @@ from apscheduler.events import EVENT_JOB_MAX_INSTANCES, EVENT_JOB_MISSED, JobEve
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 from ..monitors.alpha_scan import AlphaScan
+from ..monitors.canary.finding import NAME as CANARY
 from ..monitors.differential.facts import NAME as DIFFERENTIAL
 from ..monitors.fingerprint.judgement import NAME as FINGERPRINT
+from .canary_job import Canaries
 from .differential_job import Differentials
+from .heart import Heart
 from .job import Job
 from .live import Live
 from .records import ITSELF, ScanTrigger
@@ -26,6 +29,7 @@ from .watcher import Watcher
 _log = structlog.get_logger(__name__)
 
 _LOOK = "look"
+_BEAT = "beat"
 
 
 class Schedule:
@@ -43,6 +47,8 @@ class Schedule:
         scans: Scans,
         sweeps: Sweeps,
         differentials: Differentials,
+        canaries: Canaries,
+        heart: Heart,
         watcher: Watcher,
         vllm: Vllm,
         looked: Callable[[], Awaitable[None]],
@@ -53,6 +59,7 @@ class Schedule:
             AlphaScan.name: settings.scan.every_minutes,
             FINGERPRINT: settings.fingerprint.every_minutes,
             DIFFERENTIAL: settings.differential.every_minutes,
+            CANARY: settings.canary.every_minutes,
         }
         self._check_checkpoint = settings.fingerprint.check_checkpoint
         self._every_requests = settings.scan.every_requests
@@ -61,12 +68,14 @@ class Schedule:
         self._runner = runner
         self._scans = scans
         self._sweeps = sweeps
+        self._heart = heart
         self._watcher = watcher
         self._vllm = vllm
         self._jobs: dict[str, Callable[[ScanTrigger], Job]] = {
             AlphaScan.name: scans.job,
             FINGERPRINT: sweeps.sweep,
             DIFFERENTIAL: differentials.job,
+            CANARY: canaries.job,
         }
         self._counted_from: int | None = None
         """vLLM's count of served requests when the last scan by requests began."""
@@ -84,6 +93,14 @@ class Schedule:
             self._look_by_clock,
             "interval",
             id=_LOOK,
+            seconds=self._poll_seconds,
+            next_run_time=datetime.now(UTC),
+            misfire_grace_time=None,
+        )
+        self._scheduler.add_job(
+            self._feel_by_clock,
+            "interval",
+            id=_BEAT,
             seconds=self._poll_seconds,
             next_run_time=datetime.now(UTC),
             misfire_grace_time=None,
@@ -157,6 +174,8 @@ class Schedule:
             self._meeting.cancel()
         if jobs and not self._runner.running:
             self._begin(jobs.pop(0))
+        if self._every_minutes[CANARY]:
+            self._begin(self._jobs[CANARY](ScanTrigger.SCHEDULE))
         # What still runs is about to find that its vLLM is gone.
         self._meeting = asyncio.create_task(self._one_by_one(jobs), name="scans of a vLLM that arrived")
 
@@ -169,6 +188,12 @@ class Schedule:
         # A job that is cut off by the end of the scheduler has not failed.
         with suppress(asyncio.CancelledError):
             await self.look()
+
+    async def _feel_by_clock(self) -> None:
+        with suppress(asyncio.CancelledError):
+            before = self._live.beat.pulse
+            if (await self._heart.feel()).pulse is not before:
+                await self._looked()
 
     async def _scan_by_clock(self, monitor: str) -> None:
         with suppress(asyncio.CancelledError):

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from ..monitors.canary.pulse import Pulse
 from ..monitors.differential.facts import NAME as DIFFERENTIAL
 from ..monitors.differential.reference import Conditions, ReferenceKind
 from ..monitors.finding import Action, Health
@@ -33,7 +34,7 @@ class View(BaseModel):
 class ScanOrder(Order):
     """A scan to run now."""
 
-    monitor: Literal["alpha_scan", "fingerprint", "differential"] = "alpha_scan"
+    monitor: Literal["alpha_scan", "fingerprint", "differential", "canary"] = "alpha_scan"
     grid: Literal["quick", "full"] | Annotated[list[Alpha], Field(min_length=1, max_length=32)] | None = Field(
         default=None, description="Alphas other than 1, each once; without it the grid of the settings."
     )
@@ -102,6 +103,19 @@ class RecordingView(View):
     prefix: int = Field(description="Tokens that each block is run on alone.")
 
 
+class ExpectationView(View):
+    """The recorded answers."""
+
+    recorded_at: float = Field(description="Epoch seconds.")
+    conditions: Conditions = Field(description="Whose answers they are.")
+    prompts: int
+    tokens: list[int] = Field(description="So many tokens of each answer are compared.")
+    runs: int = Field(description="So many times all prompts were asked.")
+    scatter: float = Field(description="The largest |change of log p| / (1 - p) between these runs.")
+    tolerance: float = Field(description="The scatter that is allowed.")
+    misfit: str | None = Field(description="Why they cannot be used for the model of now, half a sentence.")
+
+
 class MitigationOrder(Order):
     """A change of the served model."""
 
@@ -160,6 +174,13 @@ class MitigationOffer(View):
     reason: str | None = Field(description="Why not, one sentence.")
 
 
+class PulseView(View):
+    """Whether vLLM moves, by its own counters."""
+
+    pulse: Pulse
+    reason: str
+
+
 class AlertView(View):
     """An alert that fires."""
 
@@ -184,6 +205,7 @@ class StatesView(View):
     )
     scanning: bool
     last_scan_at: float | None
+    pulse: PulseView
     mitigation: MitigationOffer
     profile: str = Field(description="Whether scans are judged with a clean profile, one sentence.")
     states: list[StateView]

@@ -34,6 +34,7 @@ from .settings_sections import (
     AlertSettings,
     AlphaScanSettings,
     AutomationSettings,
+    CanarySettings,
     DifferentialSettings,
     FaultSettings,
     FingerprintSettings,
@@ -72,6 +73,7 @@ class Settings(BaseSettings):
     scan: ScanSettings = ScanSettings()
     fingerprint: FingerprintSettings = FingerprintSettings()
     differential: DifferentialSettings = DifferentialSettings()
+    canary: CanarySettings = CanarySettings()
     validation: ValidationSettings = ValidationSettings()
     alpha_scan: AlphaScanSettings = AlphaScanSettings()
     alerts: AlertSettings = AlertSettings()
@@ -202,6 +204,7 @@ __all__ = [
     "AlertSettings",
     "AlphaScanSettings",
     "AutomationSettings",
+    "CanarySettings",
     "ConfigurationError",
     "DifferentialSettings",
     "FaultSettings",

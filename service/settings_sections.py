@@ -131,6 +131,16 @@ class DifferentialSettings(Section):
         return None if self.peer_url is None else str(self.peer_url).rstrip("/")
 
 
+class CanarySettings(Section):
+    """When the canary asks, and how long vLLM may be silent."""
+
+    every_minutes: float | None = Field(default=5.0, gt=0, le=MOST_MINUTES)
+    timeout_seconds: float = Field(default=30.0, gt=0, le=86_400)
+    """Longest time for one answer of a few tokens."""
+    hung_seconds: float = Field(default=60.0, gt=0, le=86_400)
+    """With requests there and no counter of vLLM moving for so long, it hangs."""
+
+
 class ValidationSettings(Section):
     """Which texts a scan measures the loss on."""
 

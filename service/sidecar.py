@@ -8,6 +8,7 @@ from typing import Self
 import structlog
 
 from ..monitors.alpha_scan import AlphaScan
+from ..monitors.canary.finding import NAME as CANARY
 from ..monitors.differential.facts import NAME as DIFFERENTIAL
 from ..monitors.differential.finding import DifferentialFinding
 from ..monitors.finding import Finding
@@ -17,9 +18,12 @@ from ..monitors.wire import ModelFacts
 from .alerts import Alerts
 from .automatic import Automatic
 from .baseline import Baseline
+from .canary_job import Canaries
 from .differential_job import Differentials
 from .duty import Duty
+from .expectations import Expectations
 from .gates import unrecorded
+from .heart import Heart
 from .job import Job
 from .live import Live
 from .measuring import Measurer
@@ -62,22 +66,25 @@ class Sidecar:
         policy = settings.policy()
         # Without a clock of its own it only runs when somebody asks: a state that nobody wants must not be unknown.
         compares = settings.differential.every_minutes is not None
+        asks = settings.canary.every_minutes is not None
         duty = Duty(settings.scan.duty, settings.scan.idle_duty)
 
         def measurer(monitor: str) -> Measurer:
             return Measurer(settings.scan, self.live.tally(monitor), duty, self.probe, self.watcher.look)
 
         self.live = Live(
-            monitors=(AlphaScan.name, FINGERPRINT, *([DIFFERENTIAL] if compares else [])),
+            monitors=(AlphaScan.name, FINGERPRINT, *([DIFFERENTIAL] if compares else []), *([CANARY] if asks else [])),
             every_minutes={
                 AlphaScan.name: settings.scan.every_minutes,
                 FINGERPRINT: settings.fingerprint.every_minutes,
                 DIFFERENTIAL: settings.differential.every_minutes,
+                CANARY: settings.canary.every_minutes,
             },
         )
         self.probe = Probe(url, secret)
         self.vllm = Vllm(url, None if key is None else key.get_secret_value())
-        self.watcher = Watcher(self.live, self.probe, self.vllm, seen=self._seen, arrived=self._arrived)
+        self.heart = Heart(self.live, self.vllm, settings.canary.hung_seconds, resting=lambda: self.mitigator.busy)
+        self.watcher = Watcher(self.live, self.probe, self.vllm, self.heart, seen=self._seen, arrived=self._arrived)
         validation = ValidationSet(settings.validation, self.vllm, settings.data_dir / "cache")
         self.store = _open_store(settings)
         self.baseline = Baseline(self.store, self.now)
@@ -87,7 +94,7 @@ class Sidecar:
             k=settings.alerts.k,
             n=settings.alerts.n,
             send=None if self.webhook is None else self.webhook.send,
-            on_request=() if compares else (DIFFERENTIAL,),
+            on_request=[*([] if compares else [DIFFERENTIAL]), *([] if asks else [CANARY])],
         )
         self.verdicts = Verdicts(self.live, self.store, self.alerts, self.now)
         self.scans = Scans(
@@ -119,6 +126,10 @@ class Sidecar:
             self.now,
             self.peer,
         )
+        self.expectations = Expectations(self.store, self.now)
+        self.canaries = Canaries(
+            settings.canary, self.live, self.watcher, self.vllm, self.heart, self.expectations, self.now
+        )
         self.runner = Runner(
             live=self.live,
             store=self.store,
@@ -141,6 +152,8 @@ class Sidecar:
             self.scans,
             self.sweeps,
             self.differentials,
+            self.canaries,
+            self.heart,
             self.watcher,
             self.vllm,
             self.verdicts.looked,
@@ -179,7 +192,7 @@ class Sidecar:
         n = self.settings.alerts.n
         recent = {
             finding.id: finding
-            for monitor in (AlphaScan.name, FINGERPRINT, DIFFERENTIAL)
+            for monitor in (AlphaScan.name, FINGERPRINT, DIFFERENTIAL, CANARY)
             for judged in (False, True)
             for finding in self.store.findings(n, monitor, judged=judged)
         }
@@ -208,6 +221,8 @@ class Sidecar:
         try:
             if record.action is MitigationAction.REPAIR:
                 await self.runner.run(self._sweep_after_repair())
+            if CANARY in self.live.monitors:
+                await self.runner.run(self.canaries.job(ScanTrigger.VERIFICATION))
             await self.runner.run(self.scans.job(ScanTrigger.VERIFICATION))
             compared = self.live.state(DIFFERENTIAL).finding
             if record.action is MitigationAction.REPAIR and isinstance(compared, DifferentialFinding):

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from ..monitors.alpha_scan import Profile
+from ..monitors.canary.expectation import Expectation
 from ..monitors.differential.reference import Recording
 from .automation import Memory
 from .database import Database
@@ -21,7 +22,7 @@ _ENDED = ("done", "failed")
 
 
 class Store:
-    """Scans, findings, mitigations, the clean profile, the recorded states, automation's memory and the audit log.
+    """Scans, findings, mitigations, the clean profile, recorded states and answers, automation's memory, the audit log.
 
     `path` is the file (made when missing), or None for a store in memory.  Retention: of each monitor the last `keep`
     scans and findings, and apart from them the last `keep_failed` that failed, so that a week of healthy scans does not
@@ -156,7 +157,7 @@ class Store:
         )
         return [MitigationRecord.model_validate_json(row) for row in rows]
 
-    # The clean profile, the recorded states, what automation remembers, and the audit log
+    # The clean profile, the recorded states and answers, what automation remembers, and the audit log
 
     def profile(self) -> Profile | None:
         """The clean profile, or None."""
@@ -175,6 +176,15 @@ class Store:
     def set_recording(self, recording: Recording | None, event: Event) -> None:
         """Replace the recorded states, or remove them; with its line in the audit log, both or none."""
         self._replace("recording", recording, event)
+
+    def expectation(self) -> Expectation | None:
+        """The recorded answers, or None."""
+        row = self._file.one("SELECT body FROM expectation")
+        return None if row is None else Expectation.model_validate_json(row)
+
+    def set_expectation(self, expectation: Expectation | None, event: Event) -> None:
+        """Replace the recorded answers, or remove them; with its line in the audit log, both or none."""
+        self._replace("expectation", expectation, event)
 
     def automation(self) -> Memory | None:
         """What automation remembers, or None."""

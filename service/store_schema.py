@@ -29,6 +29,9 @@ _STEPS = (
     """
     CREATE TABLE automation (body TEXT NOT NULL);
     """,
+    """
+    CREATE TABLE expectation (body TEXT NOT NULL);
+    """,
 )
 
 SCHEMA_VERSION = len(_STEPS)

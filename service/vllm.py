@@ -1,17 +1,43 @@
-"""Client of vLLM's own HTTP API: health, model name, tokens, counts of served requests.
+"""Client of vLLM's own HTTP API: health, model name, tokens, completions, counters.
 
 VllmError            anything that went wrong with a request
     VllmAway         nobody answers
+        VllmLate     it was asked, and did not answer in time
+    VllmFailed       it answered with an error of its own (HTTP 5xx)
 """
+
+import time
+from collections.abc import Iterable
+from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from pydantic import BaseModel, ValidationError
 
+from ..monitors.canary.answers import Answer, Failure
+from ..monitors.canary.pulse import Counts
 from .connection import Connection
 
-# Counter families lose their `_total` in the parser.
-_SERVED = "vllm:request_success"
+_SERVED = "vllm:request_success_total"
+_RUNNING = "vllm:num_requests_running"
+_WAITING = "vllm:num_requests_waiting"
+# The KV cache fills while a long prompt is computed in parts, before any token is counted.
+_MOVING = (
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:iteration_tokens_total_count",
+    "vllm:kv_cache_usage_perc",
+    _SERVED,
+)
+
+_NO_JSON = "not JSON compliant"
+
+# What vLLM writes for minus infinity.
+_NOTHING = -9999.0
+
+# Its own errors; 502, 503 and 504 are a proxy's, or of a server that is not ready.
+_OF_ITS_OWN = (500, 501)
 
 
 class VllmError(Exception):
@@ -20,6 +46,14 @@ class VllmError(Exception):
 
 class VllmAway(VllmError):
     """vLLM does not answer."""
+
+
+class VllmLate(VllmAway):
+    """vLLM was asked, and did not answer in time."""
+
+
+class VllmFailed(VllmError):
+    """vLLM answered with an error of its own."""
 
 
 class _Tokens(BaseModel):
@@ -34,13 +68,30 @@ class _Models(BaseModel):
     data: list[_Model]
 
 
+class _Logprobs(BaseModel):
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float | None] | None]
+
+
+class _Choice(BaseModel):
+    token_ids: list[int]
+    logprobs: _Logprobs
+
+
+class _Completion(BaseModel):
+    choices: list[_Choice]
+
+
 class Vllm(Connection):
     """One vLLM server.  `timeout` is in seconds."""
 
     away = VllmAway
+    late = VllmLate
 
     def __init__(self, base_url: str, api_key: str | None = None, *, timeout: float = 10.0) -> None:
         super().__init__(base_url, api_key, timeout)
+        self._own = 0
+        """Completions of ours that vLLM has counted."""
 
     async def healthy(self) -> bool:
         """Whether vLLM's own health check passes; False also when nobody answers."""
@@ -70,26 +121,91 @@ class Vllm(Connection):
         except ValidationError:
             raise VllmError(f"vLLM at {self.shown_url} answered /tokenize without tokens.") from None
 
-    async def served_requests(self) -> int:
-        """Requests finished since vLLM started, from its own counter; 0 when it has not counted any."""
-        response = await self._request("GET", "/metrics")
-        try:
-            return round(
-                sum(
-                    sample.value
-                    for family in text_string_to_metric_families(response.text)
-                    if family.name == _SERVED
-                    for sample in family.samples
-                    if sample.name == _SERVED + "_total"
-                )
+    async def complete(self, model: str, prompt: str, *, max_tokens: int, salt: str, seconds: float) -> Answer:
+        """A greedy completion of `prompt`, taking part in the prefix cache of this salt only.
+
+        An answer that vLLM cannot write for want of finite numbers is an answer.  Raises `VllmFailed`, `VllmLate` after
+        `seconds`, `VllmAway`, or `VllmError` for what it refuses.
+        """
+        body = {
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "logprobs": 2,
+            "cache_salt": salt,
+            "return_token_ids": True,
+            # Else two tokens of the same text would be one.
+            "return_tokens_as_token_ids": True,
+        }
+        started = time.monotonic()
+        response = await self.send("POST", "/v1/completions", json=body, timeout=seconds)
+        took = time.monotonic() - started
+        self._own += 1
+        # NaN has no JSON: vLLM fails to write its answer, and calls that the client's mistake.
+        if response.status_code == 400 and _NO_JSON in response.text:
+            return Answer(
+                seconds=took, failure=Failure.NOT_FINITE, detail="has log probabilities that are no finite numbers"
             )
+        self._check(response, "POST", "/v1/completions")
+        try:
+            choice = _Completion.model_validate_json(response.content).choices[0]
+        except (ValidationError, IndexError):
+            raise VllmError(f"vLLM at {self.shown_url} answered a completion without tokens.") from None
+        numbers = tuple(map(_finite, choice.logprobs.token_logprobs))
+        margins = tuple(map(_margin, choice.logprobs.top_logprobs))
+        if not len(choice.token_ids) == len(numbers) == len(margins):
+            raise VllmError(f"vLLM at {self.shown_url} answered {len(choice.token_ids)} tokens with other numbers.")
+        return Answer(tokens=tuple(choice.token_ids), logprobs=numbers, margins=margins, seconds=took)
+
+    async def served_requests(self) -> int:
+        """Requests finished since vLLM started, from its own counter, less those of this client.
+
+        After a restart of vLLM it may lie below 0: only differences mean anything.
+        """
+        return round(sum(sample.value for sample in await self._samples() if sample.name == _SERVED)) - self._own
+
+    async def counts(self, seconds: float) -> Counts:
+        """Its counters of requests and tokens, summed over its engines; `seconds` may pass."""
+        samples = list(await self._samples(timeout=seconds))
+        if not any(sample.name == _RUNNING for sample in samples):
+            raise VllmError(f"vLLM at {self.shown_url} does not count its requests (--disable-log-stats?).")
+
+        def total(name: str) -> float:
+            return sum(sample.value for sample in samples if sample.name == name)
+
+        return Counts(
+            running=round(total(_RUNNING)),
+            waiting=round(total(_WAITING)),
+            moving=tuple(total(name) for name in _MOVING),
+        )
+
+    async def _samples(self, **more: Any) -> Iterable[Sample]:
+        response = await self._request("GET", "/metrics", **more)
+        try:
+            families = list(text_string_to_metric_families(response.text))
         except ValueError as error:
             raise VllmError(f"vLLM's metrics at {self.shown_url} cannot be read: {error}.") from None
+        return (sample for family in families for sample in family.samples)
 
-    async def _request(self, method: str, path: str, body: object = None) -> httpx.Response:
-        response = await self.send(method, path, json=body)
+    async def _request(self, method: str, path: str, body: object = None, **more: Any) -> httpx.Response:
+        response = await self.send(method, path, json=body, **more)
+        self._check(response, method, path)
+        return response
+
+    def _check(self, response: httpx.Response, method: str, path: str) -> None:
         if response.status_code == 401:
             raise VllmError(f"vLLM at {self.shown_url} refused the key: set vllm.api_key to its --api-key.")
         if not response.is_success:
-            raise VllmError(f"vLLM at {self.shown_url} answered {method} {path} with HTTP {response.status_code}.")
-        return response
+            kind = VllmFailed if response.status_code in _OF_ITS_OWN else VllmError
+            raise kind(f"vLLM at {self.shown_url} answered {method} {path} with HTTP {response.status_code}.")
+
+
+def _finite(logprob: float | None) -> float | None:
+    return None if logprob is None or logprob <= _NOTHING else logprob
+
+
+def _margin(top: dict[str, float | None] | None) -> float | None:
+    """By how much the best of the tokens lies above the next one."""
+    known = sorted((value for value in (top or {}).values() if value is not None), reverse=True)
+    return None if len(known) < 2 else known[0] - known[1]

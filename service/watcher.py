@@ -6,8 +6,9 @@ from collections.abc import Callable
 import structlog
 
 from ..monitors.wire import ModelFacts, SelfTestState
+from .heart import Heart
 from .live import Live
-from .probe import Probe, ProbeError
+from .probe import Probe, ProbeAsleep, ProbeError, ProbeLate
 from .vllm import Vllm, VllmError
 
 _log = structlog.get_logger(__name__)
@@ -25,6 +26,7 @@ class Watcher:
         live: Live,
         probe: Probe,
         vllm: Vllm,
+        heart: Heart,
         *,
         seen: Callable[[ModelFacts], None],
         arrived: Callable[[ModelFacts], None],
@@ -32,6 +34,7 @@ class Watcher:
         self._live = live
         self._probe = probe
         self._vllm = vllm
+        self._heart = heart
         self._seen = seen
         self._arrived = arrived
         self._one_at_a_time = asyncio.Lock()
@@ -39,14 +42,17 @@ class Watcher:
     async def look(self) -> ModelFacts:
         """The facts of now, self-test included; raises `ProbeError`, after the state has been set to away."""
         async with self._one_at_a_time:
+            self._heart.asked()
             try:
                 facts = await self._probe.facts()
             except ProbeError as error:
+                if not isinstance(error, ProbeLate):
+                    self._heart.answered(asleep=isinstance(error, ProbeAsleep))
                 if self._live.up or self._live.away != str(error):
                     _log.warning("probe away", reason=str(error))
-                self._live.up = False
-                self._live.away = str(error)
+                self._live.lost(str(error))
                 raise
+            self._heart.answered()
             self._see(facts, await self._name(facts))
             if facts.armed and facts.self_test.state is SelfTestState.NOT_RUN:
                 facts = await self._self_tested(facts)

@@ -3,6 +3,7 @@
 from enum import StrEnum
 
 from ..finding import Finding
+from .expectation import ReferenceKind
 
 NAME = "canary"
 
@@ -31,6 +32,14 @@ class CanaryFinding(Finding):
     symptom: Symptom = Symptom.NONE
     wrong: tuple[int, ...] = ()
     """Prompts with the symptom, by their place in the set."""
-    reference: str | None = None
+    reference: ReferenceKind | None = None
     """What the answers were held against: `recorded` (an operator vouched for it), `first` (the first answers of this
     vLLM process), None: nothing, only what shows without a reference."""
+    answered: int = 0
+    """Prompts that were answered, both times."""
+    seconds: float | None = None
+    """Longest time that one answer took; None without any."""
+    scatter: float | None = None
+    """The largest |change of log p| / (1 - p) against the reference; None without one, or for another token."""
+    tolerance: float | None = None
+    """The scatter that is allowed."""

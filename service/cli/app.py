@@ -8,7 +8,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from ... import __version__
-from . import baseline, compare, differential, doctor, events, inject, integrity, mitigate, scan, status
+from . import baseline, canary, compare, differential, doctor, events, inject, integrity, mitigate, scan, status
 from .client import CliError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.command("events")(events.events)
 app.add_typer(baseline.app, name="baseline")
 app.add_typer(integrity.app, name="integrity")
 app.add_typer(differential.app, name="differential")
+app.add_typer(canary.app, name="canary")
 app.add_typer(mitigate.app, name="mitigate")
 app.add_typer(inject.app, name="inject")
 app.command("doctor")(doctor.doctor)

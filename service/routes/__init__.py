@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from . import baselines, events, faults, health, info, integrity, mitigations, recordings, scans, states
+from . import baselines, canary, events, faults, health, info, integrity, mitigations, recordings, scans, states
 
 ROUTERS: tuple[APIRouter, ...] = (
     states.router,
@@ -11,6 +11,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     baselines.router,
     integrity.router,
     recordings.router,
+    canary.router,
     faults.router,
     events.router,
     info.router,

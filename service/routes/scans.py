@@ -2,6 +2,7 @@
 
 from fastapi import APIRouter, Response
 
+from ...monitors.canary.finding import NAME as CANARY
 from ...monitors.differential.facts import NAME as DIFFERENTIAL
 from ...monitors.differential.reference import ReferenceKind
 from ...monitors.fingerprint.judgement import NAME as FINGERPRINT
@@ -26,11 +27,14 @@ async def list_scans(sidecar: TheSidecar, _: Reader, limit: Limit = 100) -> list
     responses=responses(*GUARDED, Kind.CONFLICT, Kind.INVALID, Kind.VLLM_AWAY),
 )
 async def start_scan(sidecar: TheSidecar, _: Mitigator, response: Response, order: ScanOrder | None = None) -> Accepted:
-    """Scan, sweep or compare now, in the background; the scope `mitigate`, because it takes time of the engine."""
-    if not sidecar.live.up:
-        raise ProblemError(Kind.VLLM_AWAY, sidecar.live.away)
+    """Scan, sweep, compare or ask now, in the background; the scope `mitigate`, because it takes time of the engine."""
     order = order or ScanOrder()
-    if order.monitor == FINGERPRINT:
+    # The canary needs no probe: that one may be away because the engine hangs.
+    if not sidecar.live.up and order.monitor != CANARY:
+        raise ProblemError(Kind.VLLM_AWAY, sidecar.live.away)
+    if order.monitor == CANARY:
+        job = sidecar.canaries.job(ScanTrigger.REQUEST)
+    elif order.monitor == FINGERPRINT:
         job = sidecar.sweeps.sweep(ScanTrigger.REQUEST)
     elif order.monitor == DIFFERENTIAL:
         if order.reference is ReferenceKind.PEER and sidecar.peer is None:

@@ -9,7 +9,7 @@ from ...monitors.finding import Action
 from ..live import MonitorState
 from ..problem import Kind, responses
 from ..records import FindingRecord
-from ..schemas import AlertView, BlockView, MitigationOffer, StatesView, StateView
+from ..schemas import AlertView, BlockView, MitigationOffer, PulseView, StatesView, StateView
 from ..sidecar import Sidecar
 from ..skippability import loss_without
 from .access import GUARDED, READING, Limit, Reader, TheSidecar
@@ -57,6 +57,7 @@ def states(sidecar: Sidecar) -> StatesView:
         boot_id=live.facts.boot_id if live.up and live.facts is not None else None,
         gates=live.facts.gates if live.up and live.facts is not None and live.facts.armed else None,
         scanning=sidecar.runner.running,
+        pulse=PulseView(pulse=live.beat.pulse, reason=live.beat.reason),
         last_scan_at=live.tally(AlphaScan.name).last_at,
         mitigation=MitigationOffer(mode=mode, offered=refusal is None, reason=refusal),
         profile=sidecar.baseline.told(live.state(AlphaScan.name).finding),

@@ -83,6 +83,7 @@ class Sidecar:
             "tokens": [{"name": "operator", "token": TOKEN, "scopes": ["admin"]}],
             "scan": {"every_minutes": None, "every_requests": 5, "grid": "quick", "part_budget_ms": 100, "duty": 1.0},
             "fingerprint": {"every_minutes": None},
+            "canary": {"every_minutes": None},
             "validation": {"max_items": 8, "max_tokens": 24},
             "alerts": {"k": 1, "n": 1, "webhook_url": webhook.url},
             "mitigation": {"mode": "enforce"},

@@ -81,6 +81,7 @@ def settings(server: FakeServer, tmp_path: Path) -> Callable[..., Settings]:
             "vllm": {"url": server.url, "poll_seconds": 3600},
             "scan": {"every_minutes": None, "duty": 1.0},
             "fingerprint": {"every_minutes": None},
+            "canary": {"every_minutes": None},
             "validation": {"max_items": 8},
             "mitigation": {"mode": "enforce"},
         }

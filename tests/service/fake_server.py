@@ -21,6 +21,7 @@ How to use it (from any test in this folder, sync or async; it runs in a thread 
         server.serve(5)                 # five requests were served, in vLLM's own counter
         server.integrity                # what the fingerprint's routes answer: see fake_integrity.py
         server.states                   # what the differential monitor measures: see fake_states.py
+        server.answers                  # what it answers the canary, and counts: see fake_answers.py
 
 There is also the fixture `server` in conftest.py.  The toy model: loss of row n = 2 + n / 100
 + outside + sum over blocks of worth * (1 - g) ** 2 + harm * g, where g is the product of gate and scan's alpha.
@@ -41,6 +42,7 @@ from starlette.middleware.base import RequestResponseEndpoint
 from flipwatch.monitors.fingerprint.facts import RepairOrder
 from flipwatch.monitors.wire import PREFIX, Advance, Fault, FaultOrder, GateChange, MeasureOrder
 
+from .fake_answers import FakeAnswers
 from .fake_integrity import MEASURES, FakeIntegrity
 from .fake_states import FakeStates
 from .fake_weights import FakeWeights
@@ -89,6 +91,7 @@ class FakeServer:
         self.weights = FakeWeights()
         self.integrity = FakeIntegrity(self.weights)
         self.states = FakeStates()
+        self.answers = FakeAnswers()
         self._served = 0
         self._free = threading.Event()
         self._free.set()
@@ -146,6 +149,7 @@ class FakeServer:
         self._measurements: dict[str, dict[str, Any]] = {}
         self.integrity.restart()
         self.states.restart()
+        self.answers.restart()
 
     def void(self) -> None:
         """Make running measurements void."""
@@ -269,8 +273,11 @@ class FakeServer:
                 "# TYPE vllm:request_success_total counter",
                 f'{name}{{engine="0",finished_reason="stop",model_name="{self.model}"}} {float(self._served)}',
                 f'{name}{{engine="0",finished_reason="length",model_name="{self.model}"}} 0.0',
+                *self.answers.counters(),
             ]
             return PlainTextResponse("\n".join(lines) + "\n")
+
+        self.answers.install(app)
 
         @app.post("/webhook")
         def webhook(body: dict[str, Any]) -> Response:

@@ -9,6 +9,9 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, generate_latest
 
 from flipwatch.monitors.alpha_scan import AlphaScanFinding, BlockScore, Profile, Thresholds
+from flipwatch.monitors.canary.expectation import ReferenceKind as Answers
+from flipwatch.monitors.canary.finding import CanaryFinding, Symptom
+from flipwatch.monitors.canary.pulse import Beat, Pulse
 from flipwatch.monitors.differential.finding import BlockDivergence, DifferentialFinding, Effort
 from flipwatch.monitors.differential.reference import ReferenceKind
 from flipwatch.monitors.finding import Action, Health, Place
@@ -180,6 +183,20 @@ DIVERGENCE = DifferentialFinding(
     reference_nats=3.25,
 )
 
+ANSWERS = CanaryFinding(
+    monitor="canary",
+    health=Health.FAILED,
+    reason="prompt 1 is another",
+    action=Action.INVESTIGATE,
+    symptom=Symptom.CHANGED,
+    wrong=(1, 4),
+    reference=Answers.RECORDED,
+    answered=6,
+    seconds=0.75,
+    scatter=0.5,
+    tolerance=0.25,
+)
+
 
 _WITHOUT_PROFILE = {
     "blocks": tuple(
@@ -207,6 +224,7 @@ def _registry(
             repaired_chunks=lambda: Counter({Method.PARITY: 3}),
             deliveries=lambda: (3, 1),
             recorded_at=lambda: recorded_at,
+            expected_at=lambda: recorded_at,
         )
     )
     return registry
@@ -232,6 +250,12 @@ def _known() -> tuple[Live, Alerts]:
     comparisons.skipped["misfire"] = 1
     comparisons.last_at, comparisons.last_seconds = 1_800_000_600.0, 2.25
     live.found(DIVERGENCE, "comparison", 1_800_000_600.0)
+    canary = live.tally("canary")
+    canary.started, canary.failures = 6, 1
+    canary.skipped["running"] = 1
+    canary.last_at, canary.last_seconds = 1_800_000_900.0, 3.5
+    live.found(ANSWERS, "answers", 1_800_000_900.0)
+    live.beat = Beat(Pulse.MOVING, "the numbers")
     alerts = Alerts(k=1, n=3)
     alerts.restore(
         [

@@ -1,0 +1,248 @@
+"""The canary as jobs for a runner: fixed prompts asked like any client asks, and what is expected of the answers.
+
+It does not hold the engine, so it waits for nobody who does.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+from uuid import uuid4
+
+from ..monitors.alpha_scan import AlphaScan
+from ..monitors.canary.answers import Answer, CanaryReading, Failure
+from ..monitors.canary.expectation import Expectation, ReferenceKind, Unstable, make_expectation, misfit
+from ..monitors.canary.finding import NAME, CanaryFinding, Symptom
+from ..monitors.canary.judgement import Reference, judge, symptom_of
+from ..monitors.canary.plan import MAX_TOKENS, PROMPTS
+from ..monitors.differential.facts import NAME as DIFFERENTIAL
+from ..monitors.finding import Finding, Health
+from ..monitors.fingerprint.judgement import NAME as FINGERPRINT
+from ..monitors.wire import ModelFacts
+from .baseline import BaselineError, check_recordable
+from .expectations import Expectations
+from .heart import Heart
+from .job import Job, Note, Outcome
+from .live import Live
+from .measuring import ModelChanged, ScanError
+from .probe import ProbeError
+from .recordings import conditions
+from .records import ScanTrigger
+from .settings import CanarySettings
+from .store import StoreError
+from .vllm import Vllm, VllmError, VllmFailed, VllmLate
+from .watcher import Watcher
+
+T = TypeVar("T")
+
+# A probe that does not answer within this time says nothing about the model: it waits for an engine that hangs.
+_PATIENCE_SECONDS = 5.0
+
+# All prompts at once, so many times over: two sizes of batch other than one.
+_COPIES = (1, 2)
+
+
+@dataclass(frozen=True)
+class _First:
+    """The first answers, and whose they are."""
+
+    boot_id: str
+    baseline: float | None
+    """Of the weights when they came, epoch seconds; None where it was not known."""
+    expectation: Expectation
+
+
+class Canaries:
+    """Makes the jobs of the canary."""
+
+    def __init__(
+        self,
+        settings: CanarySettings,
+        live: Live,
+        watcher: Watcher,
+        vllm: Vllm,
+        heart: Heart,
+        expectations: Expectations,
+        now: Callable[[], float],
+    ) -> None:
+        self._timeout = settings.timeout_seconds
+        self._live = live
+        self._watcher = watcher
+        self._vllm = vllm
+        self._heart = heart
+        self._expectations = expectations
+        self._now = now
+        # Not to be guessed, so that nobody else's requests fill or read these blocks.
+        self._salt = uuid4().hex
+        self._first: _First | None = None
+
+    def job(self, trigger: ScanTrigger) -> Job:
+        """Ask now."""
+
+        async def measure(note: Note) -> Outcome:
+            facts = await self._look()
+            reading = await self._asked(note)
+            await self._same_model(facts, reading)
+            reference, why_not = self._reference(facts)
+            if facts is not None and reference is None and self._may_be_first(facts, reading):
+                return Outcome(await self._become_first(facts, reading), [])
+            return Outcome(judge(reading, reference, why_not), [])
+
+        return Job(NAME, trigger, measure)
+
+    def record(self, actor: str) -> Job:
+        """Ask several times, alone and all at once; sound answers of the model as it is now are what is expected."""
+
+        async def measure(note: Note) -> Outcome:
+            facts = await self._watcher.look()
+            try:
+                self.check_recordable(facts)
+                reading = await self._asked(note)
+                await self._same_model(facts, reading)
+                symptom, wrong = symptom_of(reading, None)
+                if symptom is not Symptom.NONE:
+                    raise BaselineError(f"Prompt {next(iter(wrong))} {next(iter(wrong.values()))}.")
+                made, together = await self._expected(facts, reading)
+                self._expectations.keep(made, actor)
+            except (BaselineError, StoreError, Unstable) as error:
+                why = str(error).rstrip(".")
+                reason = f"No answers were recorded: {why}"
+                return Outcome(
+                    Finding(monitor=NAME, health=Health.UNKNOWN, reason=reason), [], recording_refusal=f"{why}."
+                )
+            return Outcome(judge(together, Reference(ReferenceKind.RECORDED, made)), [])
+
+        return Job(NAME, ScanTrigger.BASELINE, measure)
+
+    def check_recordable(self, facts: ModelFacts) -> None:
+        """Raises `BaselineError` when answers of this model must not become what is expected."""
+        check_recordable(facts)
+        for monitor in (AlphaScan.name, FINGERPRINT, DIFFERENTIAL):
+            state = self._live.state(monitor)
+            if state.health is Health.FAILED:
+                raise BaselineError(
+                    f"No answers are recorded of a model that is failed by {monitor}: {state.reason.rstrip('.')}."
+                )
+
+    # What is expected
+
+    def _reference(self, facts: ModelFacts | None) -> tuple[Reference | None, str | None]:
+        """What the answers are held against, and why against nothing or nothing better, half a sentence."""
+        if facts is None:
+            return None, "the probe inside vLLM does not answer, so nothing says which model this is"
+        gated = [str(block) for block, alpha in enumerate(facts.gates) if alpha != 1.0]
+        if gated:
+            return None, f"answers are expected of the whole model, and block {', '.join(gated)} is not in it as it was"
+        recorded, why_not = self._expectations.recorded, self._misfit(facts)
+        if recorded is not None and why_not is None:
+            return Reference(ReferenceKind.RECORDED, recorded), None
+        first = self._first
+        if first is not None and (first.boot_id, first.baseline) == (facts.boot_id, self._baseline()):
+            return Reference(ReferenceKind.FIRST, first.expectation), why_not
+        none = "this vLLM process has given no answers that can be trusted"
+        return None, none if why_not is None else f"{why_not}, and {none}"
+
+    def _misfit(self, facts: ModelFacts) -> str | None:
+        """Why the recorded answers are not used; None where they are, or there are none."""
+        recorded = self._expectations.recorded
+        return None if recorded is None else misfit(recorded, conditions(facts))
+
+    def _baseline(self) -> float | None:
+        """When the baseline of the weights was taken: a new one means that they were changed on purpose."""
+        known = self._live.integrity.facts
+        return None if known is None else max((rank.recorded_at for rank in known.ranks), default=None)
+
+    def _may_be_first(self, facts: ModelFacts, reading: CanaryReading) -> bool:
+        """Nobody vouches for first answers, so nothing at all may speak against them."""
+        untouched = not facts.faults and all(alpha == 1.0 for alpha in facts.gates)
+        suspected = any(
+            self._live.state(monitor).health is Health.FAILED for monitor in (AlphaScan.name, FINGERPRINT, DIFFERENTIAL)
+        )
+        return untouched and not suspected and symptom_of(reading, None)[0] is Symptom.NONE
+
+    async def _become_first(self, facts: ModelFacts, reading: CanaryReading) -> CanaryFinding:
+        try:
+            made, together = await self._expected(facts, reading)
+        except Unstable as unstable:
+            return judge(reading, None, str(unstable).rstrip("."))
+        self._first = _First(facts.boot_id, self._baseline(), made)
+        return judge(together, Reference(ReferenceKind.FIRST, made), self._misfit(facts))
+
+    async def _expected(self, facts: ModelFacts, reading: CanaryReading) -> tuple[Expectation, CanaryReading]:
+        """What to expect, and a reading with the last answers that were asked at once.
+
+        Raises `Unstable`, or `ScanError` where a later answer does not come.
+        """
+        runs = [reading.anew, reading.again]
+        for copies in _COPIES:
+            asked = await asyncio.gather(*(self._answer(prompt, uuid4().hex) for prompt in PROMPTS * copies))
+            if any(not answer.finite for answer in asked):
+                raise ScanError("Not all prompts were answered when they were asked at once.")
+            runs += [tuple(asked[start : start + len(PROMPTS)]) for start in range(0, len(asked), len(PROMPTS))]
+        last = reading.model_copy(update={"anew": runs[-1]})
+        await self._same_model(facts, last)
+        return make_expectation(runs, conditions(facts), self._now()), last
+
+    # Asking
+
+    async def _asked(self, note: Note) -> CanaryReading:
+        """All prompts, one after the other, each computed anew and from the prefix cache; up to the first time-out."""
+        before = await self._moving()
+        anew: list[Answer] = []
+        again: list[Answer] = []
+        note(0, len(PROMPTS))
+        for prompt in PROMPTS:
+            for answers, salt in ((anew, uuid4().hex), (again, self._salt)):
+                answers.append(await self._answer(prompt, salt))
+                if answers[-1].failure is Failure.TIMED_OUT:
+                    after = await self._moving()
+                    busy = None if before is None or after is None else before != after
+                    return CanaryReading(anew=tuple(anew), again=tuple(again), busy=busy)
+            before = await self._moving()
+            note(len(anew), len(PROMPTS))
+        return CanaryReading(anew=tuple(anew), again=tuple(again))
+
+    async def _answer(self, prompt: str, salt: str) -> Answer:
+        """One answer; raises `VllmError` where it could not be asked at all."""
+        model = self._live.model_name or await self._vllm.model()
+        self._heart.asked()
+        try:
+            answer = await self._vllm.complete(model, prompt, max_tokens=MAX_TOKENS, salt=salt, seconds=self._timeout)
+        except VllmLate:
+            detail = f"has had no answer for {self._timeout:g} s"
+            return Answer(seconds=self._timeout, failure=Failure.TIMED_OUT, detail=detail)
+        except VllmFailed as failed:
+            self._heart.answered()
+            return Answer(failure=Failure.REFUSED, detail=f"is refused: {str(failed).rstrip('.')}")
+        except VllmError:
+            self._heart.answered()
+            raise
+        self._heart.answered()
+        return answer
+
+    async def _moving(self) -> tuple[float, ...] | None:
+        try:
+            return (await self._vllm.counts(_PATIENCE_SECONDS)).moving
+        except VllmError:
+            return None
+
+    async def _look(self) -> ModelFacts | None:
+        """The model as it is now; None where the probe does not say, which must not keep the canary from asking."""
+        look = asyncio.ensure_future(self._watcher.look())
+        # It goes on by itself: what it sees is true, however late.
+        look.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait({look}, timeout=_PATIENCE_SECONDS)
+        try:
+            return look.result() if look.done() else None
+        except ProbeError:
+            return None
+
+    async def _same_model(self, before: ModelFacts | None, reading: CanaryReading) -> None:
+        """Raises `ModelChanged` where the answers are of two models."""
+        if before is None or any(answer.failure is Failure.TIMED_OUT for answer in reading.answers):
+            return
+        after = await self._look()
+        if after is None:
+            return
+        if (after.boot_id, after.gates, after.faults) != (before.boot_id, before.gates, before.faults):
+            raise ModelChanged("The model was changed while it was asked.")

@@ -1,0 +1,143 @@
+"""The canary and the heartbeat, with real programs: sound answers, damaged weights, a damaged KV cache, a hang."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..vllm_server import VllmServer
+from .sidecar import Sidecar, Webhook, wait_for
+
+pytestmark = pytest.mark.vllm
+
+WRONG = "FlipwatchAnswersWrong"
+EVERYTHING = 10**9
+
+
+@pytest.fixture(scope="module")
+def vllm(smol: Path) -> Iterator[VllmServer]:
+    """bf16, with a prefix cache; eager, because nothing here is about compiled code."""
+    with VllmServer(smol, ["--enforce-eager"]) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def sidecar(vllm: VllmServer, webhook: Webhook, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
+    """Asks when a test says so; its first answers are those of the healthy model."""
+    process = Sidecar(
+        tmp_path_factory.mktemp("sidecar"),
+        vllm.url,
+        webhook,
+        scan={"every_minutes": None, "grid": "quick", "part_budget_ms": 200, "duty": 1.0},
+        canary={"every_minutes": 1000, "timeout_seconds": 10, "hung_seconds": 6},
+    )
+    process.start()
+    wait_for("the first answers", lambda: _state(process)["health"] == "ok")
+    yield process
+    process.close()
+
+
+def _state(sidecar: Sidecar) -> dict[str, Any]:
+    states = sidecar.call("GET", "/states")["states"]
+    return next(dict(state) for state in states if state["monitor"] == "canary")
+
+
+def _asked(sidecar: Sidecar) -> dict[str, Any]:
+    return sidecar.scan(monitor="canary")
+
+
+@contextmanager
+def _damaged(sidecar: Sidecar, **order: Any) -> Iterator[None]:
+    fault = sidecar.call("POST", "/faults", order, 201)
+    try:
+        yield
+    finally:
+        sidecar.call("DELETE", f"/faults/{fault['id']}", status=204)
+
+
+def _engine(vllm: VllmServer) -> int:
+    """Process id of its engine."""
+    listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(vllm.pid)], capture_output=True, text=True)
+    return next(int(line.split()[0]) for line in listed.stdout.splitlines() if "EngineCore" in line)
+
+
+def test_a_healthy_server_stays_healthy(sidecar: Sidecar, vllm: VllmServer) -> None:
+    """Asked again and again, also beside other requests, it gives what it gave first, within the measured tolerance."""
+    for _ in range(2):
+        finding = _asked(sidecar)
+        assert (finding["health"], finding["reference"]) == ("ok", "first"), finding["reason"]
+    finding = sidecar.scan("/canary")
+    assert finding["health"] == "ok", finding["reason"]
+    assert sidecar.call("GET", "/canary")["tokens"] != []
+    assert _asked(sidecar)["reference"] == "recorded"
+    sidecar.call("DELETE", "/canary", status=204)
+    assert sidecar.call("GET", "/states")["pulse"]["pulse"] in ("idle", "moving")
+
+
+@pytest.mark.parametrize(
+    ("order", "symptom"),
+    [
+        ({"block": 4, "tensor": "mlp.up_proj", "kind": "burst", "seed": 4}, "changed"),
+        ({"tensor": "lm_head", "kind": "sign", "seed": 3}, "changed"),
+        ({"block": 4, "tensor": "self_attn.o_proj", "kind": "bit", "count": 1, "seed": 1}, "degenerate"),
+        ({"block": 28, "tensor": "post_attention_layernorm", "kind": "scale"}, "degenerate"),
+        ({"block": 12, "tensor": "mlp.down_proj", "kind": "nan"}, "not_finite"),
+    ],
+)
+def test_damaged_weights_show_in_the_answers(
+    sidecar: Sidecar, webhook: Webhook, order: dict[str, Any], symptom: str
+) -> None:
+    """Each kind of damage with its symptom; undone, the answers are what they were."""
+    with _damaged(sidecar, **order):
+        finding = _asked(sidecar)
+    print(finding["reason"])
+    assert (finding["health"], finding["symptom"]) == ("failed", symptom), finding["reason"]
+    wait_for("the alert", lambda: webhook.seen(WRONG, "firing"))
+    finding = _asked(sidecar)
+    assert (finding["health"], finding["reference"]) == ("ok", "first"), finding["reason"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "symptoms"), [("nan", ("not_finite",)), ("lost", ("cache_differs",)), ("burst", ("cache_differs",))]
+)
+def test_a_damaged_kv_cache_shows_in_the_answers_alone(sidecar: Sidecar, kind: str, symptoms: tuple[str, ...]) -> None:
+    """No weight is touched: the sweep and the scan find nothing, the canary does, until the damage is undone."""
+    assert _asked(sidecar)["health"] == "ok"
+    with _damaged(sidecar, block=4, tensor="kv_cache", kind=kind, count=EVERYTHING):
+        finding = _asked(sidecar)
+        print(finding["reason"])
+        sweep, scan = sidecar.scan(monitor="fingerprint"), sidecar.scan()
+    assert finding["health"] == "failed", finding["reason"]
+    assert finding["symptom"] in symptoms, finding["reason"]
+    assert (sweep["health"], scan["health"]) == ("ok", "ok"), (sweep["reason"], scan["reason"])
+    finding = _asked(sidecar)
+    assert finding["health"] == "ok", finding["reason"]
+
+
+def test_an_engine_that_hangs_is_told_from_a_busy_one(sidecar: Sidecar, vllm: VllmServer) -> None:
+    """Stopped, it answers neither the canary nor the probe, and its counters stand; let go, all is well again."""
+    engine = _engine(vllm)
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        finding = _asked(sidecar)
+        assert (finding["health"], finding["symptom"]) == ("failed", "timed_out"), finding["reason"]
+        pulse = wait_for("the pulse of a hang", lambda: _hung(sidecar))
+        assert "no counter has moved" in pulse["reason"]
+        assert sidecar.metric('flipwatch_pulse{state="hung"}') == 1.0
+        assert _state(sidecar)["health"] == "failed"
+    finally:
+        os.kill(engine, signal.SIGCONT)
+    wait_for("the probe's answer", lambda: sidecar.call("GET", "/states")["up"])
+    wait_for("an idle pulse", lambda: sidecar.call("GET", "/states")["pulse"]["pulse"] == "idle")
+    finding = _asked(sidecar)
+    assert (finding["health"], finding["reference"]) == ("ok", "first"), finding["reason"]
+
+
+def _hung(sidecar: Sidecar) -> dict[str, Any] | None:
+    pulse = sidecar.call("GET", "/states")["pulse"]
+    return dict(pulse) if pulse["pulse"] == "hung" else None
