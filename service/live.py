@@ -155,7 +155,7 @@ class Live:
                 scan=self._seen(AlphaScan.name, AlphaScanFinding, self._changed_at),
                 differential=self._seen(DIFFERENTIAL, DifferentialFinding, self._changed_at),
                 canary=self._seen(CANARY, CanaryFinding, self._changed_at),
-                pulse=self.beat.pulse,
+                beat=self.beat,
                 gates=None if gates is None else tuple(gates),
             )
         )

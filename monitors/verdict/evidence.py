@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from ..alpha_scan.finding import AlphaScanFinding
 from ..canary.finding import NAME as CANARY
 from ..canary.finding import CanaryFinding, Symptom
-from ..canary.pulse import Pulse
+from ..canary.pulse import Beat, Pulse
 from ..differential.facts import NAME as DIFFERENTIAL
 from ..differential.finding import DifferentialFinding
 from ..finding import Finding, Health
@@ -88,7 +88,7 @@ class Heard:
     scan: Seen[AlphaScanFinding]
     differential: Seen[DifferentialFinding]
     canary: Seen[CanaryFinding]
-    pulse: Pulse
+    beat: Beat
     gates: tuple[float, ...] | None
     """Alpha of each block as served; None where that is not known."""
 
@@ -129,7 +129,7 @@ def gather(heard: Heard) -> Evidence:
     """Answer all questions."""
     gates = heard.gates
     replies = {
-        Question.HUNG: _hung(heard.pulse),
+        Question.HUNG: _hung(heard.beat),
         Question.BYTES_CHANGED: _bytes_changed(heard.fingerprint),
         Question.BLOCK_STANDS_OUT: _block(heard.scan, heard.differential, gates),
         Question.LOSS_OFF: _loss(heard.scan, heard.differential),
@@ -168,15 +168,11 @@ def _newer(reply: _Reply, replies: Mapping[Question, _Reply]) -> tuple[str, ...]
     return None
 
 
-def _hung(pulse: Pulse) -> _Reply:
-    told = {
-        Pulse.HUNG: (Answer.YES, "requests are there, and no token comes"),
-        Pulse.MOVING: (Answer.NO, "requests are there, and tokens come"),
-        Pulse.IDLE: (Answer.NO, "no request is there"),
-        Pulse.UNKNOWN: (Answer.UNKNOWN, "whether requests move is not known"),
-    }
-    answer, sentence = told[pulse]
-    return _Reply(answer, sentence, (HEARTBEAT,) if answer is Answer.YES else ())
+def _hung(beat: Beat) -> _Reply:
+    told = _half(beat.reason)
+    if beat.pulse is Pulse.HUNG:
+        return _Reply(Answer.YES, told, (HEARTBEAT,))
+    return _Reply(Answer.UNKNOWN if beat.pulse is Pulse.UNKNOWN else Answer.NO, told)
 
 
 def _bytes_changed(seen: Seen[FingerprintFinding]) -> _Reply:
@@ -248,16 +244,17 @@ def _loss(seen: Seen[AlphaScanFinding], compared: Seen[DifferentialFinding]) -> 
 
 def _answers(seen: Seen[CanaryFinding], gates: tuple[float, ...] | None) -> _Reply:
     finding = seen.finding
-    if finding is None or finding.health is Health.UNKNOWN:
-        return _Reply(Answer.UNKNOWN, _missing(CANARY, seen.why if finding is None else finding.reason))
+    if finding is None:
+        return _Reply(Answer.UNKNOWN, _missing(CANARY, seen.why))
     told = f"the canary: {_half(finding.reason)}"
-    if finding.symptom is Symptom.TIMED_OUT:
-        # A busy server is late, and no answer is none that is wrong; a hung one is told by the heartbeat.
-        return _Reply(Answer.UNKNOWN, told)
-    if finding.symptom is Symptom.CHANGED and any(gate != 1.0 for gate in gates or ()):
-        return _Reply(Answer.NO, f"{told}, as is to be expected of a gated model", (CANARY,), began=seen.began)
-    if finding.health is Health.OK:
+    gated = any(gate != 1.0 for gate in gates or ())
+    # Nothing is expected of a gated model but that its answers are sound by themselves.
+    sound = finding.symptom is Symptom.NONE and finding.answered > 0
+    if finding.health is Health.OK or (gated and sound):
         return _Reply(Answer.NO, told, (CANARY,), began=seen.began)
+    # A busy server is late, and no answer is none that is wrong; a hung one is told by the heartbeat.
+    if finding.health is Health.UNKNOWN or finding.symptom is Symptom.TIMED_OUT:
+        return _Reply(Answer.UNKNOWN, told)
     return _Reply(Answer.YES, told, (CANARY,), since=seen.since)
 
 

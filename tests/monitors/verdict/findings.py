@@ -5,7 +5,7 @@ from typing import Any
 
 from flipwatch.monitors.alpha_scan import AlphaScanFinding, BlockScore, Thresholds
 from flipwatch.monitors.canary.finding import CanaryFinding, Symptom
-from flipwatch.monitors.canary.pulse import Pulse
+from flipwatch.monitors.canary.pulse import Beat, Pulse
 from flipwatch.monitors.differential.finding import DifferentialFinding, Effort
 from flipwatch.monitors.differential.reference import ReferenceKind
 from flipwatch.monitors.finding import Health, Place
@@ -99,15 +99,19 @@ def asked(symptom: Symptom = Symptom.NONE, health: Health | None = None) -> Cana
         health=health or (Health.FAILED if bad else Health.OK),
         reason="3 of 8 answers are wrong." if bad else "8 of 8 answers are as expected.",
         symptom=symptom,
+        answered=8,
     )
 
+
+MOVING = Beat(Pulse.MOVING, "2 requests run and 0 wait; no counter has moved for 1 s.")
+HUNG = Beat(Pulse.HUNG, "2 requests run and 0 wait, and no counter has moved for 60 s.")
 
 HEALTHY = Heard(
     fingerprint=Seen(swept(), began=100.0, since=100.0),
     scan=Seen(scanned(), began=100.0, since=100.0),
     differential=Seen(None, "It runs only when somebody asks."),
     canary=Seen(asked(), began=100.0, since=100.0),
-    pulse=Pulse.MOVING,
+    beat=MOVING,
     gates=(1.0,) * 8,
 )
 
@@ -116,7 +120,7 @@ def heard(**other: Any) -> Heard:
     """A healthy server, but for this; findings are wrapped as if all were measured after everything else."""
     wrapped = {
         name: Seen(value, began=200.0, since=150.0)
-        if name not in ("pulse", "gates") and not isinstance(value, Seen)
+        if name not in ("beat", "gates") and not isinstance(value, Seen)
         else value
         for name, value in other.items()
     }

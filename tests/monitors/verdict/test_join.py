@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from flipwatch.monitors.canary.finding import Symptom
-from flipwatch.monitors.canary.pulse import Pulse
+from flipwatch.monitors.canary.pulse import Beat, Pulse
 from flipwatch.monitors.finding import Action, Health
 from flipwatch.monitors.verdict.evidence import Heard, Question, Seen
 from flipwatch.monitors.verdict.join import join
 from flipwatch.monitors.verdict.verdict import Joined, Verdict
 
-from .findings import HEALTHY, asked, changed, compared, heard, scanned, swept
+from .findings import HEALTHY, HUNG, asked, changed, compared, heard, scanned, swept
 
 SKIPPED = (1.0,) * 4 + (0.0,) + (1.0,) * 3
 OUT = {"gates": SKIPPED, "health": Health.DEGRADED}
@@ -35,11 +35,16 @@ OUT = {"gates": SKIPPED, "health": Health.DEGRADED}
             Action.INVESTIGATE,
         ),
         (heard(canary=asked(Symptom.CACHE_DIFFERS)), Verdict.SERVING_FAULT, Action.DRAIN),
-        (heard(canary=asked(Symptom.TIMED_OUT), pulse=Pulse.HUNG), Verdict.HUNG, Action.DRAIN),
+        (heard(canary=asked(Symptom.TIMED_OUT), beat=HUNG), Verdict.HUNG, Action.DRAIN),
         (heard(canary=asked(Symptom.TIMED_OUT)), Verdict.UNKNOWN, Action.INVESTIGATE),
         (heard(scan=scanned(**OUT), gates=SKIPPED), Verdict.MITIGATED, Action.NONE),
         (heard(scan=scanned(**OUT), gates=SKIPPED, fingerprint=changed()), Verdict.MITIGATED, Action.REPAIR),
-        (heard(scan=scanned(**OUT), gates=SKIPPED, canary=asked(Symptom.CHANGED)), Verdict.MITIGATED, Action.NONE),
+        (
+            heard(scan=scanned(**OUT), gates=SKIPPED, canary=asked(health=Health.UNKNOWN)),
+            Verdict.MITIGATED,
+            Action.NONE,
+        ),
+        (heard(canary=asked(health=Health.UNKNOWN)), Verdict.UNKNOWN, Action.INVESTIGATE),
         (
             heard(scan=scanned(**OUT), gates=SKIPPED, canary=asked(Symptom.DEGENERATE)),
             Verdict.SERVING_FAULT,
@@ -47,7 +52,7 @@ OUT = {"gates": SKIPPED, "health": Health.DEGRADED}
         ),
         (heard(canary=Seen(None, "No scan.")), Verdict.UNKNOWN, Action.INVESTIGATE),
         (heard(scan=Seen(None, "No scan.")), Verdict.UNKNOWN, Action.INVESTIGATE),
-        (heard(pulse=Pulse.UNKNOWN), Verdict.UNKNOWN, Action.INVESTIGATE),
+        (heard(beat=Beat(Pulse.UNKNOWN, "Not read.")), Verdict.UNKNOWN, Action.INVESTIGATE),
         (heard(gates=None), Verdict.UNKNOWN, Action.INVESTIGATE),
         (
             heard(fingerprint=swept(health=Health.UNKNOWN, doubts=("3 MB are not covered",))),
