@@ -173,6 +173,8 @@ class MeasureOrder(Wire):
     plan: dict[str, Any]
     engine: int | None = None
     """The one that is measured.  None: all; monitors of blocks need one where there are several."""
+    as_if: list[Gate] = Field(default=[])
+    """Gates that the measured model has in place of the served ones; only for the alpha-scan."""
 
 
 class Advance(Wire):

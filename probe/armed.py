@@ -2,6 +2,7 @@
 
 import logging
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,13 +43,13 @@ class Armed:
     """The bytes of this rank's weights with their baseline; gates or not."""
     seal_refusal: str | None = None
 
-    def view(self) -> LiveView:
-        """A fresh view for one measurement.
+    def view(self, as_if: Mapping[int, float] | None = None) -> LiveView:
+        """A fresh view for one measurement, with these alphas in place of the served ones.
 
         Raises:
             UnsupportedModel: the model cannot be scanned.
         """
-        return LiveView(*self._seen())
+        return LiveView(*self._seen(), as_if=as_if)
 
     def dissection(self, *, checkpoint: bool) -> LiveDissection:
         """A fresh view of its blocks alone, with their tensors on the disk where they are wanted.

@@ -48,6 +48,8 @@ class LiveServer:
         self._testing = asyncio.Lock()
         self._measurements: dict[str, tuple[str, int | None]] = {}
         """Monitor and engine of each measurement that may be under way."""
+        self._known: ModelFacts | None = None
+        """The facts as last heard."""
 
     async def facts(self) -> ModelFacts:
         """The model as it is now, gates read back from every rank."""
@@ -60,7 +62,7 @@ class LiveServer:
                     raise ProbeError(502, "A rank failed", f"{place} disagrees with {replies[0].place} about {field}.")
         refusal = first["refusal"]
         gates = [] if refusal else _merge_gates(replies, first["num_blocks"])
-        return ModelFacts.model_validate(
+        self._known = ModelFacts.model_validate(
             {
                 **{name: value for name, value in first.items() if name != "trial"},
                 "armed": refusal is None,
@@ -76,6 +78,7 @@ class LiveServer:
                 "torch_version": torch.__version__,
             }
         )
+        return self._known
 
     async def self_test(self) -> SelfTest:
         """Try every gate in the code that serves; the workers keep the result for as long as they live."""
@@ -88,33 +91,36 @@ class LiveServer:
 
     async def set_gates(self, change: GateChange) -> GateReport:
         """Write gates on all ranks between two engine steps and read them back; undone where a rank fails."""
-        before = await self.facts()
-        if not before.armed:
-            raise ProbeError(501, "Not supported", before.refusal or "No gates are installed.")
-        if change.boot_id != before.boot_id:
+        # Each question to a busy engine waits for the end of its step.  What is asked here stays the same for as long
+        # as vLLM lives; the gates are read when it stands still.
+        known = self._known or await self.facts()
+        if not known.armed:
+            raise ProbeError(501, "Not supported", known.refusal or "No gates are installed.")
+        if change.boot_id != known.boot_id:
             raise ProbeError(
                 409, "Conflict", "vLLM was restarted since these gates were asked for; read its state again."
             )
-        if before.self_test.state is not SelfTestState.PASSED:
-            raise ProbeError(409, "Conflict", f"Gates are not changed: {before.self_test.reason}")
+        if known.self_test.state is not SelfTestState.PASSED:
+            raise ProbeError(409, "Conflict", f"Gates are not changed: {known.self_test.reason}")
         for gate in change.gates:
-            if gate.block >= before.num_blocks:
-                last = before.num_blocks - 1
+            if gate.block >= known.num_blocks:
+                last = known.num_blocks - 1
                 raise ProbeError(404, "Not found", f"Block {gate.block} does not exist; blocks are 0 to {last}.")
         wanted = [[gate.block, gate.alpha] for gate in change.gates]
-        previous = [[gate.block, before.gates[gate.block]] for gate in change.gates]
 
         async def write() -> list[float]:
+            before = _merge_gates(await self._engine.call("facts"), known.num_blocks)
+            previous = [[gate.block, before[gate.block]] for gate in change.gates]
             try:
                 replies = await self._engine.call("set_gates", gates=wanted)
-                after = _merge_gates(replies, before.num_blocks)
+                after = _merge_gates(replies, known.num_blocks)
                 _check(after, wanted)
             except ProbeError as error:
                 # All or nothing: a rank that did write must not stay ahead of the others.
                 outcome = "The gates were put back."
                 try:
                     replies = await self._engine.call("set_gates", gates=previous)
-                    _check(_merge_gates(replies, before.num_blocks), previous)
+                    _check(_merge_gates(replies, known.num_blocks), previous)
                 except ProbeError as second:
                     outcome = f"Putting them back failed too, the ranks may differ: {second.problem.detail}"
                 detail = f"{error.problem.detail} {outcome}"
@@ -131,7 +137,10 @@ class LiveServer:
             # Replicas are not averaged, and none speaks for the others.
             engines = ", ".join(map(str, self._engine.engines))
             raise ProbeError(422, "Wrong request", f"engine: Name the one that is measured; there are {engines}.")
-        replies = await self._engine.call("open", engine=order.engine, id=id, monitor=order.monitor, plan=order.plan)
+        as_if = [[gate.block, gate.alpha] for gate in order.as_if]
+        replies = await self._engine.call(
+            "open", engine=order.engine, id=id, monitor=order.monitor, plan=order.plan, as_if=as_if
+        )
         self._measurements[id] = order.monitor, order.engine
         for forgotten in list(self._measurements)[:-_MEASUREMENTS]:
             del self._measurements[forgotten]

@@ -28,6 +28,8 @@ class LiveIntegrity:
         self._engine = engine
         self._vllm_config = vllm_config
         self._hashing = asyncio.Lock()
+        self._known: IntegrityFacts | None = None
+        """The facts as last heard."""
 
     async def facts(self) -> IntegrityFacts:
         """The baselines of all ranks; where one has none, the server has none."""
@@ -35,15 +37,17 @@ class LiveIntegrity:
         refusals = [
             f"{reply.place.capitalize()}: {reply.result['refusal']}" for reply in replies if reply.result["refusal"]
         ]
-        return IntegrityFacts(
+        self._known = IntegrityFacts(
             boot_id=boot_id(replies),
             refusal=refusals[0] if refusals else None,
             ranks=[] if refusals else [SealFacts.model_validate(reply.result["seal"]) for reply in replies],
         )
+        return self._known
 
     async def repair(self, order: RepairOrder) -> RepairReport:
         """Put chunks right between two engine steps, as a change of the served model; every rank its own."""
-        before = await self.facts()
+        # What is asked of them stays the same for as long as vLLM lives, and a busy engine is slow to answer.
+        before = self._known or await self.facts()
         if before.refusal is not None:
             raise ProbeError(501, "Not supported", before.refusal)
         if order.boot_id != before.boot_id:

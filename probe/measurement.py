@@ -1,11 +1,12 @@
 """What a worker can be asked to measure: the monitors, and procedures on the bytes of the weights."""
 
 from base64 import b64decode
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import torch
 
+from ..monitors.alpha_scan import AlphaScan
 from ..monitors.differential.facts import DifferentialPlan
 from ..monitors.differential.monitor import Differential
 from ..monitors.fingerprint.facts import COMPARE, CORRECT, RECORD, CorrectionPlan, FingerprintPlan, Recorded
@@ -25,14 +26,19 @@ Steps = Generator[None, None, Any]
 """Yields after each unit of work and returns the reading."""
 
 
-def begin(armed: Armed, name: str, plan: dict[str, Any]) -> tuple[Steps, int]:
-    """The measurement of this name, and how many units of work it is.
+def begin(armed: Armed, name: str, plan: dict[str, Any], as_if: Mapping[int, float]) -> tuple[Steps, int]:
+    """The measurement of this name, and how many units of work it is; `as_if` are gates in place of the served ones.
 
     Raises:
         Refused: no such name, or the plan does not fit the server.
         UnsupportedModel: not of this model; one sentence.
         ValueError: the plan makes no sense.
     """
+    if as_if and name != AlphaScan.name:
+        raise Refused(422, f"Only {AlphaScan.name} measures a model as if it had other gates, {name} does not.")
+    if unknown := [block for block in as_if if block >= armed.stack.num_blocks]:
+        last = armed.stack.num_blocks - 1
+        raise Refused(404, f"Block {unknown[0]} does not exist; this model has blocks 0 to {last}.")
     if name == RECORD:
         whole = FingerprintPlan.model_validate(plan)
         return _record(armed.bytes(), whole), whole.steps
@@ -56,7 +62,7 @@ def begin(armed: Armed, name: str, plan: dict[str, Any]) -> tuple[Steps, int]:
         except CheckpointUnusable as reason:
             raise Refused(409, str(reason)) from None
         return detector.measure(dissection, order), detector.steps(order, armed.stack.num_blocks)
-    view = armed.view()
+    view = armed.view(as_if)
     total = detector.steps(order, view.num_blocks)
     _check_size(order, armed)
     return detector.measure(view, order), total

@@ -2,9 +2,11 @@
 
 Everything in front of the blocks, between them and behind them is the model's own code.  One pass through the model
 in which the blocks hand on their input records with which arguments the model calls each block; a block is then called
-directly with those arguments and another stream.  Calls go through the wrapped `forward`, so the served gates apply.
+directly with those arguments and another stream.  Calls go through the wrapped `forward`, so the served gates apply;
+where a view has a gate of its own, the block is called past its gate and blended here.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 
 from .attention import private_context
 from .forms import REHEARSAL_LENGTH, Form, intercepted, rehearsal_tokens, run_model
-from .gates import Gates
+from .gates import Gates, blend, ungated
 from .stack import Signature, Stack, UnsupportedModel
 
 # Rows of logits made at once: bounds their memory (rows x vocabulary x 4 bytes).
@@ -44,8 +46,13 @@ class LiveView:
         forms: "dict[type, Form]",
         vllm_config: Any,
         device: torch.device,
+        *,
+        as_if: Mapping[int, float] | None = None,
     ) -> None:
-        """Look at `model` through its `stack` of wrapped layers."""
+        """Look at `model` through its `stack` of wrapped layers.
+
+        `as_if` are alphas that this view has in place of the served ones.
+        """
         self.num_blocks = stack.num_blocks
         self._model = model
         self._stack = stack
@@ -55,11 +62,12 @@ class LiveView:
         self._forms = {index: forms[type(layer)] for index, layer in stack.layers.items()}
         self._signatures = {index: Signature.of(layer) for index, layer in stack.layers.items()}
         self._kept: list[_Calls] = []
+        self._as_if = {index: torch.tensor([alpha], device=device) for index, alpha in (as_if or {}).items()}
 
     @property
     def gates(self) -> list[float]:
-        """Alpha per block, from the device."""
-        alphas = self._gates.read()
+        """Alpha per block, from the device; where this view has its own, that one."""
+        alphas = self._gates.read() | {index: float(alpha) for index, alpha in self._as_if.items()}
         return [alphas[index] for index in range(self.num_blocks)]
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -70,9 +78,11 @@ class LiveView:
     def block(self, index: int, hidden: Tensor, tokens: Tensor) -> Tensor:
         """See `ModelView.block`."""
         args, kwargs = self._call(index, hidden, tokens)
+        layer, alpha = self._stack.layers[index], self._as_if.get(index)
         with private_context(self._vllm_config, tokens.shape[1], skip_compiled=True):
-            out = self._stack.layers[index](*args, **kwargs)
-        return self._forms[index].stream(out).reshape(hidden.shape)
+            out = layer(*args, **kwargs) if alpha is None else ungated(layer)(layer, *args, **kwargs)
+        behind = self._forms[index].stream(out).reshape(hidden.shape)
+        return behind if alpha is None else blend(alpha, hidden, behind)
 
     def nats(self, hidden: Tensor, tokens: Tensor, scored: Tensor) -> Tensor:
         """See `ModelView.nats`.  NaN on tensor-parallel ranks that do not receive the logits."""

@@ -6,7 +6,7 @@ called without a timeout, and tags its reply with the call's id.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,7 +108,9 @@ class WorkerProbe:
         self._faults.forget_cached()
         return {"cleared": cleared}
 
-    def open(self, id: str, monitor: str, plan: dict[str, Any]) -> dict[str, Any]:
+    def open(
+        self, id: str, monitor: str, plan: dict[str, Any], as_if: Sequence[tuple[int, float]] = ()
+    ) -> dict[str, Any]:
         """Begin a measurement; one of the same kind that was under way is dropped."""
         armed = _served()
         if monitor == SELF_TEST:
@@ -117,7 +119,7 @@ class WorkerProbe:
             steps, total = try_gates(armed, armed.gates), armed.stack.num_blocks + 1
         else:
             try:
-                steps, total = begin(armed, monitor, plan)
+                steps, total = begin(armed, monitor, plan, dict(as_if))
             except UnsupportedModel as reason:
                 raise Refused(501, str(reason)) from None
             except ValueError as error:

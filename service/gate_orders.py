@@ -67,7 +67,7 @@ class GateOrders:
         if worse is not None and not force:
             raise HarmfulOrder(f"{worse}: not done without force.")
         order = f"set the gate of {names(blocks)} to {alpha:g}"
-        state, message = MitigationState.PENDING, f"Will {order} as soon as the loss before is measured."
+        state, message = MitigationState.PENDING, f"Will {order}."
         if mode is Mode.DRY_RUN:
             state, message = MitigationState.DRY_RUN, f"Dry run: would {order}; nothing was touched."
         record = MitigationRecord(

@@ -5,7 +5,7 @@ look at vLLM what may have happened, compares it with the live gates, and says s
 `guard.py`; an error of the probe while an order is still being checked is raised as the `ProbeError` that it is, later
 ones end in the record.
 
-    pending -> (loss before) -> applying -> (gates written, read back) -> verifying -> (loss after) -> active
+    pending -> applying -> (gates written, read back) -> verifying -> (loss before and after) -> active
     active  -> reverting -> (gates written, read back, loss) -> reverted
 
 A repair goes its own way, told in `repair_steps.py`.  A drain has no steps: it is `active` from the start, and ends by
@@ -19,8 +19,8 @@ from typing import Any
 
 import structlog
 
-from ..monitors.fingerprint.facts import Method
-from ..monitors.wire import ModelFacts
+from ..monitors.fingerprint.facts import FingerprintReading, Method
+from ..monitors.wire import Gate, ModelFacts
 from .drain_orders import DrainOrders
 from .gate_orders import GateOrders
 from .gates import differing, interruption, names, readback, with_gates
@@ -50,12 +50,14 @@ _log = structlog.get_logger(__name__)
 class Mitigator:
     """The only part that changes the served model.
 
-    `measure` returns the loss of the model as served now, in nats per scored token, None when it is not finite; it
-    raises `LossUnavailable` (or a `ProbeError`) when no number can be had.  A mitigation waits for it no longer than
-    `measure_seconds`: help without proof beats no help, and the record says so.  An automatic mitigation that makes the
-    loss worse by more than `worse_nats` is undone at once; one that a person asked for is kept, with a warning.  Either
-    is refused beforehand where the last scan says so: `scanned` tells what was found in the vLLM process of a boot id.
-    `sweep` compares the weights with their baseline, for repairs; see `RepairSteps`.
+    `measure` returns the loss of the model as served now, but for the gates that it is given, in nats per scored
+    token, None when it is not finite; it raises `LossUnavailable` (or a `ProbeError`) when no number can be had.  A
+    mitigation waits for it no longer than `measure_seconds`, and only behind the change that it is to prove.  An
+    automatic mitigation that makes the loss worse by more than `worse_nats` is undone at once; one that a person asked
+    for is kept, with a warning.  Either is refused beforehand where the last scan says so: `scanned` tells what was
+    found in the vLLM process of a boot id.
+    `sweep` compares the weights with their baseline, for repairs (see `RepairSteps`), and `recent` tells what a sweep
+    has just found in the vLLM process of these facts.
     """
 
     def __init__(
@@ -63,10 +65,11 @@ class Mitigator:
         probe: Mender,
         store: Store,
         settings: MitigationSettings,
-        measure: Callable[[], Awaitable[float | None]],
+        measure: Callable[[Sequence[Gate]], Awaitable[float | None]],
         scanned: Callable[[str], MonitorState | None],
         sweep: Sweep,
         *,
+        recent: Callable[[ModelFacts], FingerprintReading | None] = lambda facts: None,
         now: Callable[[], float] = time.time,
         measure_seconds: float = 120.0,
         worse_nats: float = 0.05,
@@ -78,7 +81,7 @@ class Mitigator:
         self._steps = Steps(probe, store, measure, now=now, measure_seconds=measure_seconds, worse_nats=worse_nats)
         self._orders = GateOrders(probe, store, settings, scanned, now=now, worse_nats=worse_nats)
         self._repair_steps = RepairSteps(probe, store, self._steps, sweep)
-        self._repairs = RepairOrders(probe, store, settings, self._repair_steps, now=now)
+        self._repairs = RepairOrders(probe, store, settings, self._repair_steps, recent, now=now)
         self._drains = DrainOrders(store, settings, now=now)
         self._turn = Turn()
 

@@ -1,4 +1,8 @@
-"""The steps of a mitigation, each stored before it is done: measure, write the gates, compare, measure again."""
+"""The steps of a mitigation, each stored before it is done: write the gates, compare, measure the loss.
+
+Help comes first: on a busy server a loss takes up to minutes.  The loss before is measured when the gates are in
+place, of a model that has those of before.
+"""
 
 import asyncio
 import math
@@ -59,7 +63,7 @@ class Steps:
         self,
         probe: GateKeeper,
         store: Store,
-        measure: Callable[[], Awaitable[float | None]],
+        measure: Callable[[Sequence[Gate]], Awaitable[float | None]],
         *,
         now: Callable[[], float],
         measure_seconds: float,
@@ -77,18 +81,9 @@ class Steps:
     async def apply(
         self, record: MitigationRecord, gates: Sequence[float], fallback: MitigationState, actor: str
     ) -> None:
-        """Measure, write the gates, verify.  `gates` are all live gates; `fallback` is the state if nothing changed."""
-        before = Loss(record.loss_before, record.loss_before_state)
-        if before.state is LossState.NOT_MEASURED:
-            before = await self.loss()
-        record = self.save(
-            record,
-            actor,
-            MitigationState.APPLYING,
-            f"Setting the gate of {names(record.blocks)} to {record.alpha:g}; loss before: {before}.",
-            loss_before=before.nats,
-            loss_before_state=before.state,
-        )
+        """Write the gates, verify.  `gates` are all live gates; `fallback` is the state if nothing changed."""
+        message = f"Setting the gate of {names(record.blocks)} to {record.alpha:g}."
+        record = self.save(record, actor, MitigationState.APPLYING, message)
         report = await self._write(record, gates, record.gates_wanted, fallback, actor)
         if report is None:
             return
@@ -96,20 +91,23 @@ class Steps:
             record,
             actor,
             MitigationState.VERIFYING,
-            f"{readback(report.gates, record.blocks)}; measuring the loss.",
+            f"{readback(report.gates, record.blocks)}; measuring the loss, before and now.",
             paused_seconds=report.paused_seconds,
         )
         await self.verify(record, report.gates, actor)
 
     async def verify(self, record: MitigationRecord, gates: Sequence[float], actor: str) -> None:
-        """Measure the loss with the gates in place; an automatic mitigation that did not help is taken back."""
+        """Measure the losses, with the gates in place; an automatic mitigation that did not help is taken back."""
         before = Loss(record.loss_before, record.loss_before_state)
+        if before.state is LossState.NOT_MEASURED:
+            before = await self.loss(record.gates_before)
         after = await self.loss()
         change = f"loss {before} before, {after} after"
         worse = self.is_worse(before, after)
         # Also where the loss was not finite before: nobody asked for a skip that leaves the model broken.
         useless = worse or after.state is LossState.NOT_FINITE
-        record = record.model_copy(update={"loss_after": after.nats, "loss_after_state": after.state})
+        losses = {"loss_before": before.nats, "loss_before_state": before.state}
+        record = record.model_copy(update={**losses, "loss_after": after.nats, "loss_after_state": after.state})
         if useless and record.automatic:
             record = self.save(record, actor, MitigationState.REVERTING, f"It did not help ({change}): taking it back.")
             self.failed[record.action] += 1
@@ -244,13 +242,17 @@ class Steps:
             f"The gates could not be written ({why}); {readback(facts.gates, record.blocks)} now{help_}.",
         )
 
-    async def loss(self) -> Loss:
-        """The loss of the model as served now, or why there is no number."""
+    async def loss(self, as_if: Sequence[Gate] = (), seconds: float | None = None) -> Loss:
+        """The loss of the model as served now, or why there is no number.
+
+        `as_if` are gates in place of the served ones; `seconds`, how long it may take where that is shorter than usual.
+        """
+        seconds = min(self._measure_seconds, seconds or self._measure_seconds)
         try:
-            async with asyncio.timeout(self._measure_seconds):
-                nats = await self._measure()
+            async with asyncio.timeout(seconds):
+                nats = await self._measure(as_if)
         except TimeoutError:
-            return Loss(None, LossState.NOT_MEASURED, f"took longer than {self._measure_seconds:g} s")
+            return Loss(None, LossState.NOT_MEASURED, f"took longer than {seconds:g} s")
         except (LossUnavailable, ProbeError) as error:
             return Loss(None, LossState.NOT_MEASURED, str(error).rstrip("."))
         if nats is None or not math.isfinite(nats):

@@ -1,9 +1,12 @@
-"""Orders to repair: what is to be put right is looked up first, then carried out by `RepairSteps`."""
+"""Orders to repair: what is to be put right is looked up first, then carried out by `RepairSteps`.
+
+`recent` tells what a sweep has just found in the vLLM process of these facts, if one has.
+"""
 
 from collections.abc import Callable, Sequence
 from uuid import uuid4
 
-from ..monitors.fingerprint.facts import ChunkRepair, blocks_of
+from ..monitors.fingerprint.facts import ChunkRepair, FingerprintReading, blocks_of
 from ..monitors.wire import ModelFacts
 from .gates import names
 from .guard import InvalidOrder, NothingToRepair, check_actions_in_window, check_blocks
@@ -12,7 +15,7 @@ from .repair_steps import Mender, RepairSteps
 from .repair_words import counted, intention
 from .settings import MitigationSettings
 from .store import Store
-from .swept import changed_pieces
+from .swept import Swept, changed_pieces
 
 
 class RepairOrders:
@@ -24,6 +27,7 @@ class RepairOrders:
         store: Store,
         settings: MitigationSettings,
         steps: RepairSteps,
+        recent: Callable[[ModelFacts], FingerprintReading | None],
         *,
         now: Callable[[], float],
     ) -> None:
@@ -31,6 +35,7 @@ class RepairOrders:
         self._store = store
         self._settings = settings
         self._steps = steps
+        self._recent = recent
         self._now = now
 
     async def check(
@@ -47,8 +52,7 @@ class RepairOrders:
         if blocks is not None and facts.armed:
             check_blocks(facts, blocks)
         check_actions_in_window(self._settings, self._store.mitigations(limit=1000), self._now())
-        swept = await self._steps.look()
-        chosen = swept.touching(blocks)
+        swept, chosen = await self._changed(facts, blocks)
         held = self._held(facts)
         ending = sorted(block for block in held & set(blocks or ()) if swept.intact(block))
         if not chosen and not ending:
@@ -76,6 +80,18 @@ class RepairOrders:
             updated_at=self._now(),
             message=message,
         )
+
+    async def _changed(self, facts: ModelFacts, blocks: Sequence[int] | None) -> tuple[Swept, list[ChunkRepair]]:
+        """A look at all chunks, and the changed ones that are meant.
+
+        One sweep after which somebody orders a repair is enough: on a busy server a second one takes long.  The probe
+        holds each chunk against its digest before it writes, and all of them are looked at again afterwards.
+        """
+        reading = self._recent(facts)
+        if reading is not None and (chosen := (swept := Swept(reading)).touching(blocks)):
+            return swept, chosen
+        swept = await self._steps.look()
+        return swept, swept.touching(blocks)
 
     def _held(self, facts: ModelFacts) -> set[int]:
         """Blocks that an active mitigation of this vLLM process holds."""

@@ -3,6 +3,8 @@
     pending -> (loss before) -> applying -> (bytes written and checked by the probe) -> verifying
             -> (all chunks looked at, skips of these blocks ended, loss after) -> repaired
 
+The loss before can only be measured while the bytes are bad, so help waits for it, but not for long.
+
 The probe writes no byte that a digest of the baseline does not prove: a repair that fails leaves nothing worse.
 """
 
@@ -32,6 +34,8 @@ Sweep = Callable[[], Awaitable[FingerprintReading]]
 
 # Far above what a sweep takes: it ends a wait for a look that never comes.
 _SWEEP_SECONDS = 600.0
+# What the proof by the loss may cost those who are served by bad weights meanwhile.  The proof by digest needs no loss.
+_LOSS_SECONDS = 10.0
 
 
 class Mender(GateKeeper, Protocol):
@@ -77,7 +81,7 @@ class RepairSteps:
         """Measure, write, verify.  `fallback` is the state if the probe refused."""
         before = Loss(record.loss_before, record.loss_before_state)
         if before.state is LossState.NOT_MEASURED:
-            before = await self._steps.loss()
+            before = await self._steps.loss(seconds=_LOSS_SECONDS)
         losses = {"loss_before": before.nats, "loss_before_state": before.state}
         if not record.repairs:
             message = f"No chunk has changed in {names(record.blocks)}; loss before: {before}."

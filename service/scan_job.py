@@ -1,8 +1,10 @@
 """The alpha-scan as jobs for the runner: measured, judged with the clean profile, and made one where that is asked."""
 
+from collections.abc import Sequence
+
 from ..monitors.alpha_scan import AlphaScan, AlphaScanFinding, AlphaScanPlan, Strategy, alphas_of
 from ..monitors.finding import Action, Finding
-from ..monitors.wire import ModelFacts
+from ..monitors.wire import Gate, ModelFacts
 from .baseline import Baseline, BaselineError
 from .job import Job, Note, Outcome
 from .live import Live
@@ -43,14 +45,14 @@ class Scans:
         """The model of now, and what a scan of it by the settings measures; raises what `ScanMeasure.order` raises."""
         return await self._measure.order(alphas_of(self._grid))
 
-    async def loss(self) -> float | None:
+    async def loss(self, as_if: Sequence[Gate] = ()) -> float | None:
         """Loss in nats per scored token of the model as served now; None when it is not finite.
 
-        With several engines, that of the one that is worst off.  Parts keep to their budget, but nothing rests between
-        them: help must not wait.  Raises `LossUnavailable` or `ProbeError`.
+        `as_if` are gates in place of the served ones.  With several engines, that of the one that is worst off.  Parts
+        keep to their budget, but nothing rests between them.  Raises `LossUnavailable` or `ProbeError`.
         """
         try:
-            measured = await self._measure.measure(self._monitor, [], lambda *_: None, urgent=True)
+            measured = await self._measure.measure(self._monitor, [], lambda *_: None, urgent=True, as_if=as_if)
         except (ScanError, VllmError, ValidationSetError) as error:
             raise LossUnavailable(str(error)) from error
         losses = []

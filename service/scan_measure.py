@@ -1,10 +1,10 @@
 """What an alpha-scan measures: the validation set's tokens through the live model, plan after plan."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..monitors.alpha_scan import FULL_GRID, AlphaScan, AlphaScanPlan, AlphaScanReading, Profile
-from ..monitors.wire import MeasureOrder, ModelFacts, Progress
+from ..monitors.wire import Gate, MeasureOrder, ModelFacts, Progress
 from .job import Note
 from .live import Live
 from .measuring import Measurer, ScanError, StepTooLong
@@ -71,12 +71,14 @@ class ScanMeasure:
         note: Note,
         *,
         urgent: bool = False,
+        as_if: Sequence[Gate] = (),
         fitting: Callable[[ModelFacts, AlphaScanPlan], Profile | None] = lambda facts, order: None,
     ) -> list[Measured]:
         """Of each engine one plan after the other, until the monitor wants no more.
 
         How many there will be is not known before.  Engines are measured in turn, so that the others serve at their own
-        pace.  `fitting` gives the clean profile for this model and order.  Raises what `order` raises.
+        pace.  `as_if` are gates in place of the served ones; `fitting` gives the clean profile for this model and
+        order.  Raises what `order` raises.
         """
         facts, order = await self.order(grid)
         profile = fitting(facts, order)
@@ -85,7 +87,7 @@ class ScanMeasure:
         for engine in facts.engines:
             readings: list[AlphaScanReading] = []
             while (plan := monitor.next_plan(order, readings, profile)) is not None:
-                progress = await self._one(monitor.name, plan, facts, engine, note, steps, urgent=urgent)
+                progress = await self._one(monitor.name, plan, facts, engine, note, steps, as_if=as_if, urgent=urgent)
                 readings.append(AlphaScanReading.model_validate(progress.reading))
                 steps += progress.steps_done
             measured.append(Measured(facts, engine, order, readings, profile))
@@ -94,7 +96,16 @@ class ScanMeasure:
         return measured
 
     async def _one(
-        self, name: str, plan: AlphaScanPlan, facts: ModelFacts, engine: int, note: Note, before: int, *, urgent: bool
+        self,
+        name: str,
+        plan: AlphaScanPlan,
+        facts: ModelFacts,
+        engine: int,
+        note: Note,
+        before: int,
+        *,
+        as_if: Sequence[Gate],
+        urgent: bool,
     ) -> Progress:
         """One plan; begun again with smaller steps where single steps take longer than a part may."""
         budget = self._measurer.budget_seconds
@@ -104,7 +115,7 @@ class ScanMeasure:
             copies = min(max(1, len(plan.alphas)), _LOSSES_PER_STEP)
             smallest = 2 * copies * max(len(row) for row in plan.tokens)
             limit = budget if self._tokens_per_step >= smallest else None
-            asked = MeasureOrder(monitor=name, plan=plan.model_dump(mode="json"), engine=engine)
+            asked = MeasureOrder(monitor=name, plan=plan.model_dump(mode="json"), as_if=list(as_if), engine=engine)
             try:
                 return await self._measurer.run(asked, facts, note, before=before, urgent=urgent, longest_step=limit)
             except StepTooLong as step:

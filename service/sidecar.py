@@ -140,9 +140,10 @@ class Sidecar:
             self.probe,
             self.store,
             settings.mitigation,
-            lambda: self.runner.alone(self.scans.loss),
+            lambda as_if: self.runner.alone(lambda: self.scans.loss(as_if)),
             lambda boot_id: self.live.state_in(boot_id, AlphaScan.name),
             lambda: self.runner.alone(self.sweeps.reading),
+            recent=self.sweeps.recent,
         )
         self.automatic = Automatic(policy, self.mitigator, self.store, settings.mitigation)
         self.schedule = Schedule(

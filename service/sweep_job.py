@@ -34,6 +34,8 @@ _CHECKED = "checkpoint checked"
 _RECORDED = "fingerprint recorded"
 _CORRECTED = "fingerprint corrected"
 _EVENTS = 10_000
+# As long as somebody takes to answer an alert with an order.
+_RECENT_SECONDS = 60.0
 
 _log = structlog.get_logger(__name__)
 
@@ -65,6 +67,8 @@ class Sweeps:
         self._now = now
         self._manifest = manifest
         self._manifest_name = manifest_name
+        self._last: tuple[float, ModelFacts, FingerprintReading] | None = None
+        """When the last sweep ended, the model that it saw, and its reading."""
 
     def sweep(self, trigger: ScanTrigger) -> Job:
         """All chunks against their baseline."""
@@ -140,6 +144,14 @@ class Sweeps:
         except ScanError as error:
             raise SweepUnavailable(str(error)) from error
 
+    def recent(self, facts: ModelFacts) -> FingerprintReading | None:
+        """What a sweep has just found in this vLLM process with these faults injected; None where it is too old."""
+        if self._last is None:
+            return None
+        at, then, reading = self._last
+        same = then.boot_id == facts.boot_id and then.faults == facts.faults
+        return reading if same and self._now() - at <= _RECENT_SECONDS else None
+
     def restore(self) -> None:
         """At start: the last check of the checkpoint, which counts if vLLM is the same process still.
 
@@ -182,6 +194,7 @@ class Sweeps:
         await self._measurer.same_process(facts)
         reading = FingerprintReading.model_validate(progress.reading)
         self._live.integrity.reading = reading
+        self._last = (self._now(), facts, reading)
         return reading
 
     async def _measure(

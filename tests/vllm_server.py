@@ -219,15 +219,22 @@ class VllmServer:
         assert self.probe.delete(f"/faults/{fault}").status_code == 204
 
     def measure(
-        self, tokens: list[list[int]], alphas: Sequence[float] = (), steps: int = 20, engine: int | None = None
+        self,
+        tokens: list[list[int]],
+        alphas: Sequence[float] = (),
+        steps: int = 20,
+        engine: int | None = None,
+        **order: Any,
     ) -> dict[str, Any]:
         """A whole alpha-scan reading over these sequences; of one engine where there are several."""
         plan = {"alphas": list(alphas), "tokens": tokens, "scored_from": [1] * len(tokens), "tokens_per_step": 512}
-        return self.reading("alpha_scan", plan, steps, engine)
+        return self.reading("alpha_scan", plan, steps, engine, **order)
 
-    def reading(self, monitor: str, plan: dict[str, Any], steps: int = 20, engine: int | None = None) -> dict[str, Any]:
+    def reading(
+        self, monitor: str, plan: dict[str, Any], steps: int = 20, engine: int | None = None, **order: Any
+    ) -> dict[str, Any]:
         """A whole measurement, so many steps at a time."""
-        reply = self.probe.post("/measurements", json={"monitor": monitor, "plan": plan, "engine": engine})
+        reply = self.probe.post("/measurements", json={"monitor": monitor, "plan": plan, "engine": engine, **order})
         assert reply.status_code == 201, reply.text
         progress = reply.json()
         while progress["reading"] is None:

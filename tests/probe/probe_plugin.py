@@ -8,6 +8,8 @@ Switched by `FLIPWATCH_TESTS`, a comma-separated list:
     failing_rank   `facts` and `add_fault` fail on rank 1 while the file named by `FLIPWATCH_TESTS_FAIL` exists
     flip_on_rank   rank 1 flips a bit of its weights when the file of that name with `-flip` behind it exists, once
     stuck_gate     rank 1 forgets gate writes while the file of that name with `-gate` behind it exists
+    stale_cache    a change of the model leaves all cached state as it is while the file of that name with `-stale`
+                   behind it exists
     plain_weights  keep plain weights on CPU without Flipwatch, for the other side of a comparison
     odd_layer      Llama's layers return a list, a form that Flipwatch does not know and vLLM does not mind
 
@@ -31,6 +33,7 @@ def register() -> None:
             "failing_rank": _failing_rank,
             "stuck_gate": _stuck_gate,
             "flip_on_rank": _flip_on_rank,
+            "stale_cache": _stale_cache,
             "plain_weights": _plain_weights,
             "odd_layer": _odd_layer,
         }[name]()
@@ -142,6 +145,24 @@ def _stuck_gate() -> None:
             original(self, alphas)
 
     Gates.write = write  # type: ignore[method-assign]
+
+
+def _stale_cache() -> None:
+    from flipwatch.probe.engine import Engine
+
+    original = Engine._change
+
+    async def change(self: Any, act: Any) -> Any:
+        if not os.path.exists(os.environ["FLIPWATCH_TESTS_FAIL"] + "-stale"):  # noqa: ASYNC240 - tests
+            return await original(self, act)
+        try:
+            await self._client.pause_generation(mode="keep", clear_cache=False)
+            return await act(), 0.0
+        finally:
+            await self._client.resume_generation()
+            self._changing = False
+
+    Engine._change = change  # type: ignore[method-assign]
 
 
 def _plain_weights() -> None:

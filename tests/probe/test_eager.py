@@ -48,6 +48,34 @@ def test_attenuation_scales_the_contribution(healthy: VllmServer, prompts: list[
     assert largest_difference(healthy.prompt_logprobs(tokens), reference.logprobs(tokens, 7, 0.5)) < 1e-3
 
 
+def test_measurement_as_if_other_gates_stood(healthy: VllmServer, prompts: list[str]) -> None:
+    """The model of before a skip can still be measured behind it, bit for bit, and the one of after before it."""
+    tokens = [healthy.tokens(prompt) for prompt in prompts[:2]]
+    whole = healthy.measure(tokens)
+    ahead = healthy.measure(tokens, as_if=[{"block": 12, "alpha": 0.0}])
+    weaker = healthy.measure(tokens, as_if=[{"block": 12, "alpha": 0.5}])
+    healthy.set_gates({12: 0.5})
+    # A gate blends both parts of the stream, a view their sum: rounding differs.
+    assert healthy.measure(tokens)["base_nats"] == pytest.approx(weaker["base_nats"], abs=1e-5)
+    healthy.set_gates({12: 0.0})
+    skipped = healthy.measure(tokens)
+    assert skipped == ahead
+    assert len({loss for reading in (whole, weaker, skipped) for loss in reading["base_nats"]}) == 6
+    assert healthy.measure(tokens, as_if=[{"block": 12, "alpha": 1.0}]) == whole
+    assert healthy.measure(tokens) == skipped
+    healthy.inject(block=12, tensor="mlp.down_proj", kind="nan", count=1000)
+    assert None not in healthy.measure(tokens)["base_nats"]
+    broken = healthy.measure(tokens, as_if=[{"block": 12, "alpha": 1.0}])
+    assert (broken["base_nats"], broken["nonfinite_blocks"]) == ([None, None], [12])
+    for monitor, block, status, detail in (
+        ("fingerprint", 12, 422, "Only alpha_scan measures a model as if it had other gates, fingerprint does not."),
+        ("alpha_scan", 30, 404, "Block 30 does not exist; this model has blocks 0 to 29."),
+    ):
+        order = {"monitor": monitor, "plan": {"steps": 4}, "as_if": [{"block": block, "alpha": 0.0}]}
+        reply = healthy.probe.post("/measurements", json=order)
+        assert (reply.status_code, reply.json()["detail"]) == (status, detail)
+
+
 @pytest.mark.parametrize("kind", ["nan", "inf"])
 def test_non_finite_block_is_masked(healthy: VllmServer, prompts: list[str], kind: str) -> None:
     """A skipped block full of NaN or Inf leaves no trace, also not in KV blocks written while it was bad."""

@@ -32,6 +32,7 @@ import math
 import socket
 import threading
 import uuid
+from collections.abc import Sequence
 from typing import Any, Self
 
 import uvicorn
@@ -40,7 +41,8 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.middleware.base import RequestResponseEndpoint
 
 from flipwatch.monitors.fingerprint.facts import RepairOrder
-from flipwatch.monitors.wire import PREFIX, Advance, Fault, FaultOrder, GateChange, MeasureOrder
+from flipwatch.monitors.wire import PREFIX, Advance, Fault, FaultOrder, Gate, GateChange, MeasureOrder
+from flipwatch.service.gates import with_gates
 
 from .fake_answers import FakeAnswers
 from .fake_integrity import MEASURES, FakeIntegrity
@@ -176,35 +178,42 @@ class FakeServer:
 
     # The toy model
 
-    def loss(self, row: int = 0, scan: dict[int, float] | None = None, engine: int = 0) -> float:
-        """Loss in nats of one row; NaN as in the real one."""
+    def loss(
+        self,
+        row: int = 0,
+        scan: dict[int, float] | None = None,
+        engine: int = 0,
+        gates: Sequence[float] | None = None,
+    ) -> float:
+        """Loss in nats of one row, with the served gates unless others are given; NaN as in the real one."""
         harm = self.harm_in.get(engine, {})
         total = 2.0 + row / 100 + self.outside
         for block in range(self.num_blocks):
-            g = self.gates[block] * (scan or {}).get(block, 1.0)
+            g = (gates or self.gates)[block] * (scan or {}).get(block, 1.0)
             if block in self.nan and g != 0.0:
                 return math.nan
             total += self.worth[block] * (1 - g) ** 2 + (self.harm[block] + harm.get(block, 0.0)) * g
         return total
 
-    def _reading(self, plan: dict[str, Any], engine: int) -> dict[str, Any]:
+    def _reading(self, plan: dict[str, Any], engine: int, as_if: Sequence[Gate]) -> dict[str, Any]:
+        gates = with_gates(self.gates, as_if)
         rows = range(len(plan["tokens"]))
         alphas = plan["alphas"]
         without = dict.fromkeys(plan.get("left_out", []), 0.0)
         wanted = plan.get("blocks") or range(self.num_blocks)
-        nonfinite = sorted(block for block in self.nan if self.gates[block] != 0.0 and block not in without)
+        nonfinite = sorted(block for block in self.nan if gates[block] != 0.0 and block not in without)
 
         def losses(scan: dict[int, float]) -> list[float | None]:
-            found = [self.loss(row, without | scan, engine) for row in rows]
+            found = [self.loss(row, without | scan, engine, gates) for row in rows]
             return [None if math.isnan(loss) else loss for loss in found]
 
         def curve(block: int) -> list[list[float | None]]:
-            free = self.gates[block] == 1.0 and block not in without and block in wanted
+            free = gates[block] == 1.0 and block not in without and block in wanted
             return [losses({block: alpha}) for alpha in alphas] if free and not nonfinite else []
 
         return {
             "alphas": alphas,
-            "gates": list(self.gates),
+            "gates": gates,
             "left_out": list(without),
             "scored_tokens": [
                 len(tokens) - first for tokens, first in zip(plan["tokens"], plan["scored_from"], strict=True)
@@ -218,7 +227,7 @@ class FakeServer:
 
     def _read(self, measurement: dict[str, Any]) -> dict[str, Any]:
         if "plan" in measurement:
-            return self._reading(measurement["plan"], measurement["engine"])
+            return self._reading(measurement["plan"], measurement["engine"], measurement["as_if"])
         if "states" in measurement:
             damaged = self.states.only in (None, measurement["engine"])
             states = self.states if damaged else FakeStates()
@@ -377,7 +386,14 @@ class FakeServer:
                 return _problem(422, f"This server takes {self.max_tokens} tokens at once.")
             self.plans.append(body.plan)
             steps = self.num_blocks * (2 if alphas else 1)
-            begun = {"plan": body.plan, "engine": body.engine, "done": 0, "total": steps, "void": False}
+            begun = {
+                "plan": body.plan,
+                "engine": body.engine,
+                "as_if": body.as_if,
+                "done": 0,
+                "total": steps,
+                "void": False,
+            }
             self._open(name, begun)
             return JSONResponse(self._progress(name, 0), 201)
 

@@ -6,8 +6,9 @@ from typing import Any
 from flipwatch.monitors.finding import Health
 from flipwatch.monitors.fingerprint.facts import FingerprintReading, RepairOrder, RepairReport
 from flipwatch.monitors.verdict.verdict import Joined, Verdict
-from flipwatch.monitors.wire import GateChange, GateReport, ModelFacts, SelfTest, SelfTestState
+from flipwatch.monitors.wire import Gate, GateChange, GateReport, ModelFacts, SelfTest, SelfTestState
 from flipwatch.service.automatic import Automatic
+from flipwatch.service.gates import with_gates
 from flipwatch.service.live import MonitorState
 from flipwatch.service.mitigation import Mitigator
 from flipwatch.service.policy import Rule
@@ -137,11 +138,11 @@ class Rig:
         self.rules = [Rule.model_validate(rule) for rule in rules]
         self.automatic = Automatic(self.rules, self.mitigator, self.store, self.settings, now=lambda: self.clock)
 
-    async def measure(self) -> float | None:
+    async def measure(self, as_if: Sequence[Gate]) -> float | None:
         """The next prepared loss, or the one that belongs to the gates and the bytes."""
         if not self.losses:
             whole = 3.0 if 4 in self.probe.weights.repaired else 7.0
-            return whole if self.probe.gates[4] == 1.0 else 4.0
+            return whole if with_gates(self.probe.gates, as_if)[4] == 1.0 else 4.0
         loss = self.losses.pop(0)
         if isinstance(loss, Exception):
             raise loss

@@ -1,7 +1,7 @@
 """Mitigation: what is refused, what is stored before it is done, what is true after all that can go wrong."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,22 @@ async def test_applying_is_stored_before_the_gates_are_sent() -> None:
     record = await rig.apply(4)
     await rig.undo(record)
     assert seen == [MitigationState.APPLYING, MitigationState.REVERTING]
+
+
+async def test_help_comes_before_its_proof() -> None:
+    """No loss is measured before the gates are written; the one of before is that of a model with its gates."""
+    rig = Rig()
+    measured: list[tuple[float, tuple[Gate, ...]]] = []
+
+    async def measure(as_if: Sequence[Gate]) -> float:
+        measured.append((rig.probe.gates[4], tuple(as_if)))
+        return 4.0
+
+    rig.probe.gates[4] = 0.5
+    mitigator = Mitigator(rig.probe, rig.store, rig.settings, measure, lambda boot_id: None, unswept)
+    await mitigator.apply(SKIP, [4], reason="test", actor="alice")
+    await mitigator.settled()
+    assert measured == [(0.0, (Gate(block=4, alpha=0.5),)), (0.0, ())]
 
 
 async def test_undo_restores_the_gate() -> None:
@@ -225,7 +241,7 @@ async def test_measurement_that_hangs_does_not_hold_up_the_mitigation() -> None:
     """The gates are set even when the loss cannot be had in time."""
     probe = FakeProbe()
 
-    async def hang() -> float:
+    async def hang(as_if: Sequence[Gate]) -> float:
         await asyncio.Event().wait()
         return 0.0
 

@@ -1,12 +1,14 @@
 """Repair: which chunks it takes, what is stored before it is done, and what is true after all that can go wrong."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from flipwatch.monitors.fingerprint.facts import Method, RepairOrder, RepairReport
-from flipwatch.monitors.wire import SelfTestState
+from flipwatch.monitors.wire import Gate, SelfTestState
+from flipwatch.service import repair_steps
 from flipwatch.service.guard import (
     BreakerOpen,
     InvalidOrder,
@@ -17,6 +19,7 @@ from flipwatch.service.guard import (
     WeightsUnknown,
     WrongState,
 )
+from flipwatch.service.mitigation import Mitigator
 from flipwatch.service.mitigation_steps import LossUnavailable
 from flipwatch.service.probe import ProbeAway, ProbeRefused
 from flipwatch.service.records import LossState, MitigationAction, MitigationRecord, MitigationState
@@ -163,6 +166,43 @@ async def test_observe_refuses_and_dry_run_says_how() -> None:
         "(model.embed_tokens.weight) from the checkpoint (Parity is lost); nothing was touched."
     )
     assert (rig.probe.repairs, rig.mitigator.busy, rig.history()) == ([], False, ["dry_run"])
+
+
+async def test_what_a_sweep_has_just_found_is_enough() -> None:
+    """A recent reading with changed chunks saves the first look; the last look is never saved."""
+    rig = Rig()
+    rig.probe.weights.damage(7, 4)
+    recent = rig.probe.weights.reading()
+    rig.mitigator = Mitigator(
+        rig.probe, rig.store, rig.settings, rig.measure, lambda boot_id: None, rig.sweep, recent=lambda facts: recent
+    )
+    rig.probe.weights.damage(9, 5)
+    record = await rig.repair()
+    assert (record.state, ordered(rig), rig.sweeps) == (MitigationState.REPAIRED, [(0, 7)], 1)
+    assert "1 other chunk changed and not part of this" in record.message
+    # Nothing in block 5 by then: only a new look tells.
+    record = await rig.repair(5)
+    assert (record.state, ordered(rig), rig.sweeps) == (MitigationState.REPAIRED, [(0, 9)], 3)
+
+
+async def test_repair_does_not_wait_long_for_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the loss of the damaged model takes long, the bytes are put right without it."""
+    monkeypatch.setattr(repair_steps, "_LOSS_SECONDS", 0.01)
+    rig = Rig()
+    rig.probe.weights.damage(7, 4)
+    measure, losses = rig.measure, 0
+
+    async def slow_at_first(as_if: Sequence[Gate]) -> float | None:
+        nonlocal losses
+        losses += 1
+        if losses == 1:
+            await asyncio.Event().wait()
+        return await measure(as_if)
+
+    rig.mitigator = Mitigator(rig.probe, rig.store, rig.settings, slow_at_first, lambda boot_id: None, rig.sweep)
+    record = await rig.repair(4)
+    assert (record.state, record.loss_before, record.loss_after) == (MitigationState.REPAIRED, None, 3.0)
+    assert "loss before: not measured (took longer than 0.01 s)" in rig.store.events()[2].detail["message"]
 
 
 async def test_neither_gates_nor_a_loss_are_needed() -> None:

@@ -98,6 +98,28 @@ async def test_a_changed_chunk_is_failed_named_and_alerted_on_at_once(start: Sta
     assert (await api.get("/v1/states")).json()["alerts"] == []
 
 
+async def test_an_order_to_repair_takes_what_a_sweep_has_just_found(start: Start, server: FakeServer) -> None:
+    """Within a minute, of the same process and faults, nothing is swept again before the order is answered."""
+    api = await start()
+    server.weights.damage(7, 4)
+    await _swept(api)
+    facts = await api.sidecar.probe.facts()
+    assert api.sidecar.sweeps.recent(facts) is not None
+    for other in ({"boot_id": "another"}, {"faults": ["another"]}):
+        assert api.sidecar.sweeps.recent(facts.model_copy(update=other)) is None
+    before = len(server.steps)
+    server.hold()
+    accepted = await api.post("/v1/mitigations", {"action": "repair"})
+    assert (accepted.status_code, len(server.steps)) == (202, before)
+    server.release()
+    await api.sidecar.mitigator.settled()
+    record = (await api.get(accepted.headers["location"])).json()
+    assert (record["state"], record["repairs"][0]["method"]) == ("repaired", "parity")
+    now = api.sidecar.sweeps._now
+    api.sidecar.sweeps._now = lambda: now() + 61.0
+    assert api.sidecar.sweeps.recent(await api.sidecar.probe.facts()) is None
+
+
 async def test_what_no_digest_covers_is_unknown(start: Start, server: FakeServer) -> None:
     """Coverage is a metric of its own, and the state says which tensor is missing."""
     server.integrity.not_covered = [NotCovered(tensor="packed", bytes=2**20, reason="It is packed.")]

@@ -1,0 +1,166 @@
+"""200 open streams over a skip, an undo and a repair: none fails, and no token rests on anything stale.
+
+Judged by the code of the benchmark (`bench/streams.py`), on a tiny random model.
+"""
+
+import asyncio
+import importlib
+import random
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from ..vllm_server import VllmServer
+from . import tiny
+
+pytestmark = pytest.mark.vllm
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+STREAMS, TOKENS = 200, 28
+BLOCK = 3
+FAULT = {"block": 2, "tensor": "mlp.up_proj", "kind": "burst", "count": 50}
+
+
+@pytest.fixture(scope="module")
+def streams() -> Iterator[ModuleType]:
+    """The benchmark's module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(BENCH)
+        yield importlib.import_module("streams")
+
+
+@pytest.fixture(scope="module")
+def server(
+    smol: Path, tmp_path_factory: pytest.TempPathFactory, test_environment: Callable[..., dict[str, str]]
+) -> Iterator[VllmServer]:
+    """A tiny Llama in fp32 that takes all streams at once; its caches can be left stale on purpose."""
+    folder = tmp_path_factory.mktemp("swap")
+    model = tiny.make("llama", smol, folder / "model")
+    arguments = ["--enforce-eager", "--dtype", "float32", "--block-size", "32", "--max-num-seqs", "256"]
+    environment = test_environment("stale_cache", FLIPWATCH_TESTS_FAIL=str(folder / "told"))
+    with VllmServer(model, [*arguments, "--enable-prompt-tokens-details"], environment) as running:
+        assert running.self_test()["state"] == "passed"
+        yield running
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    """Token ids of many lengths; half of them share one of ten beginnings, each a block of the KV cache long."""
+    drawn = random.Random(0)  # noqa: S311 - not for secrets
+
+    def some(count: int) -> list[int]:
+        return [drawn.randrange(10, 40_000) for _ in range(count)]
+
+    shared = [some(32) for _ in range(10)]
+    return [(shared[n // 2 % 10] if n % 2 else []) + some(drawn.randint(3, 20)) for n in range(STREAMS)]
+
+
+@dataclass
+class Clients:
+    """The streams' side of the server."""
+
+    streams: ModuleType
+    api: Any
+    prompts: list[list[int]]
+    vllm: VllmServer
+
+    async def wave(self, swap: Callable[[], Any], count: int = STREAMS) -> list[Any]:
+        """Streams that are all open when `swap` is called, in a thread of its own."""
+        found, all_open = await self.streams.run(
+            self.api, self.prompts[:count], TOKENS, meanwhile=lambda: asyncio.to_thread(swap)
+        )
+        assert all_open
+        return list(found)
+
+    async def tolerance(self) -> float:
+        """Three times the largest difference from the reference without any swap."""
+        found, _ = await self.streams.run(self.api, self.prompts, TOKENS)
+        assert not [stream.failed for stream in found if stream.failed]
+        known = await self.api.reference(found[:40])
+        pairs = zip(found[:40], known, strict=True)
+        return 3 * max(abs(x - y) for stream, row in pairs for x, y in zip(stream.logprobs, row, strict=True))
+
+    async def judged(self, found: list[Any], before: list[list[float]], after: list[list[float]]) -> Any:
+        """The outcome."""
+        return self.streams.judge(found, before, after, await self.tolerance())
+
+
+@pytest.fixture
+async def clients(streams: ModuleType, server: VllmServer, prompts: list[list[int]]) -> AsyncIterator[Clients]:
+    """Clients of a healthy server."""
+    api = streams.Server(server.url, "smol")
+    yield Clients(streams, api, prompts, server)
+    await api.close()
+    for fault in server.facts()["faults"]:
+        server.heal(fault["id"])
+    server.set_gates({BLOCK: 1.0})
+
+
+Wave = tuple[list[Any], list[list[float]], list[list[float]]]
+"""Streams, and their references under the model of before and of after the swap."""
+
+
+async def _over_a_skip(clients: Clients) -> Wave:
+    found = await clients.wave(lambda: clients.vllm.set_gates({BLOCK: 0.0}))
+    after = await clients.api.reference(found)
+    clients.vllm.set_gates({BLOCK: 1.0})
+    return found, await clients.api.reference(found), after
+
+
+async def _over_an_undo(clients: Clients) -> Wave:
+    clients.vllm.set_gates({BLOCK: 0.0})
+    found = await clients.wave(lambda: clients.vllm.set_gates({BLOCK: 1.0}))
+    after = await clients.api.reference(found)
+    clients.vllm.set_gates({BLOCK: 0.0})
+    return found, await clients.api.reference(found), after
+
+
+async def _over_a_repair(clients: Clients) -> Wave:
+    clients.vllm.inject(**FAULT)
+    bad = [(0, chunk["chunk"]) for chunk in clients.vllm.sweep()[0]["bad"]]
+    assert bad
+
+    def repair() -> None:
+        assert all(chunk["intact"] for chunk in clients.vllm.repair(bad)["chunks"])
+
+    found = await clients.wave(repair)
+    after = await clients.api.reference(found)
+    clients.vllm.inject(**FAULT)
+    return found, await clients.api.reference(found), after
+
+
+@pytest.mark.parametrize("over", [_over_a_skip, _over_an_undo, _over_a_repair])
+async def test_no_stream_fails_or_is_told_anything_stale(clients: Clients, over: Any) -> None:
+    """200 streams over a swap: each ends as asked, and has one position between the two models."""
+    found, before, after = await over(clients)
+    outcome = await clients.judged(found, before, after)
+    assert (outcome.failed, outcome.stale) == ([], [])
+    assert outcome.across == STREAMS
+    assert outcome.told_apart > 0.95
+    # The same check the other way round finds that no stream went from the second model to the first.
+    assert len(clients.streams.judge(found, after, before, 1e-4).stale) == STREAMS
+
+
+async def test_stale_caches_would_be_seen(clients: Clients, server: VllmServer) -> None:
+    """Where a swap leaves the caches as they are, all streams go on, and the check calls them stale."""
+    told = Path(server.environment["FLIPWATCH_TESTS_FAIL"] + "-stale")
+
+    def skip_only() -> None:
+        told.touch()
+        try:
+            server.set_gates({BLOCK: 0.0})
+        finally:
+            told.unlink()
+
+    found = await clients.wave(skip_only, 40)
+    server.set_gates({BLOCK: 0.0})
+    after = await clients.api.reference(found)
+    server.set_gates({BLOCK: 1.0})
+    before = await clients.api.reference(found)
+    outcome = await clients.judged(found, before, after)
+    assert outcome.failed == []
+    assert len(outcome.stale) > 35
