@@ -7,16 +7,16 @@ import structlog
 
 from ..monitors.verdict.verdict import Joined, Verdict
 from .automation import Decision, Memory, Refusal, Says, Situation, decide
-from .guard import BreakerOpen, MitigationBusy, MitigationError, WeightsUnknown
+from .guard import BreakerOpen, MitigationBusy, MitigationError, OtherProcess, WeightsUnknown
 from .mitigation import Mitigator
 from .policy import Rule
 from .probe import ProbeError
-from .records import IN_FLIGHT, ITSELF, Event, MitigationAction, MitigationRecord, MitigationState, Mode
+from .records import IN_FLIGHT, ITSELF, Event, Mandate, MitigationAction, MitigationRecord, MitigationState, Mode
 from .settings import MitigationSettings
 from .store import Store, StoreError
 
 # The next verdict may find it otherwise: no reason for the next rule, which may do more than is needed.
-_FOR_NOW = (MitigationBusy, WeightsUnknown, ProbeError, StoreError)
+_FOR_NOW = (MitigationBusy, OtherProcess, WeightsUnknown, ProbeError, StoreError)
 
 _IN_EFFECT = IN_FLIGHT | {MitigationState.ACTIVE}
 
@@ -90,19 +90,18 @@ class Automatic:
             return record
 
     async def _order(self, rule: Rule, decision: Decision, boot_id: str) -> MitigationRecord:
-        reason, dry_run = decision.message, rule.dry_run
+        reason, mandate = decision.message, Mandate(rule.name, boot_id, rule.dry_run)
         if rule.action is MitigationAction.DRAIN:
-            return self._mitigator.drain(boot_id, reason=reason, actor=ITSELF, rule=rule.name, dry_run=dry_run)
+            return self._mitigator.drain(boot_id, reason=reason, actor=ITSELF, mandate=mandate)
         if rule.action is MitigationAction.REPAIR:
-            return await self._mitigator.repair(None, reason=reason, actor=ITSELF, rule=rule.name, dry_run=dry_run)
+            return await self._mitigator.repair(None, reason=reason, actor=ITSELF, mandate=mandate)
         return await self._mitigator.apply(
             rule.action,
             decision.blocks,
             alpha=rule.alpha or 0.0,
             reason=reason,
             actor=ITSELF,
-            rule=rule.name,
-            dry_run=dry_run,
+            mandate=mandate,
         )
 
     def _with(self, verdict: Verdict, boot_id: str, heard_at: float | None) -> Memory:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from uuid import uuid4
 
 from .guard import AlreadyMitigated, check_actions_in_window
-from .records import MitigationAction, MitigationRecord, MitigationState, Mode
+from .records import Mandate, MitigationAction, MitigationRecord, MitigationState, Mode
 from .settings import MitigationSettings
 from .store import Store
 
@@ -20,7 +20,7 @@ class DrainOrders:
         self._settings = settings
         self._now = now
 
-    def check(self, boot_id: str, *, reason: str, actor: str, rule: str | None, mode: Mode) -> MitigationRecord:
+    def check(self, boot_id: str, *, reason: str, actor: str, mandate: Mandate | None, mode: Mode) -> MitigationRecord:
         """The record, `active` or `dry_run` and not stored yet; raises `MitigationError`."""
         drain = drain_in_effect(self._store.open_mitigations())
         if drain is not None:
@@ -36,8 +36,8 @@ class DrainOrders:
             alpha=None,
             reason=reason,
             actor=actor,
-            automatic=rule is not None,
-            rule=rule,
+            automatic=mandate is not None,
+            rule=None if mandate is None else mandate.rule,
             mode=mode,
             state=state,
             gates_before=(),

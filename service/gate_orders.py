@@ -12,11 +12,12 @@ from .guard import (
     check_model,
     check_not_held,
     check_order,
+    check_process,
     harm,
 )
 from .live import MonitorState
 from .mitigation_steps import GateKeeper
-from .records import Event, MitigationAction, MitigationRecord, MitigationState, Mode
+from .records import Event, Mandate, MitigationAction, MitigationRecord, MitigationState, Mode
 from .settings import MitigationSettings
 from .store import Store
 
@@ -49,7 +50,7 @@ class GateOrders:
         *,
         reason: str,
         actor: str,
-        rule: str | None,
+        mandate: Mandate | None,
         force: bool,
         mode: Mode,
     ) -> tuple[MitigationRecord, list[float]]:
@@ -59,6 +60,7 @@ class GateOrders:
         """
         check_order(action, blocks, alpha)
         facts = await self._probe.facts()
+        check_process(facts.boot_id, mandate)
         check_model(facts, blocks)
         check_not_held(blocks, facts.boot_id, self._store.open_mitigations())
         check_blocks_at_once(self._settings, facts.gates, blocks)
@@ -77,8 +79,8 @@ class GateOrders:
             alpha=alpha,
             reason=reason,
             actor=actor,
-            automatic=rule is not None,
-            rule=rule,
+            automatic=mandate is not None,
+            rule=None if mandate is None else mandate.rule,
             forced=worse is not None,
             mode=mode,
             state=state,

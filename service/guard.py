@@ -8,6 +8,7 @@ MitigationError             one sentence that says what was refused and why
         MitigationBusy      another one is on its way
         AlreadyMitigated    an open record holds the block
         WrongState          this record is not in a state for that
+        OtherProcess        vLLM is not the process any more that the order is about
         WeightsUnknown      the weights could not be looked at, so nobody can say what to repair
         NothingToRepair     no chunk of the weights has changed
         HarmfulOrder        the last scan says that it makes the loss worse
@@ -25,7 +26,7 @@ from ..monitors.alpha_scan import AlphaScanFinding
 from ..monitors.wire import ModelFacts, SelfTestState
 from .gates import names
 from .live import MonitorState
-from .records import MitigationAction, MitigationRecord, MitigationState, Mode
+from .records import Mandate, MitigationAction, MitigationRecord, MitigationState, Mode
 from .settings import MitigationSettings
 from .skippability import predicted
 
@@ -63,6 +64,10 @@ class AlreadyMitigated(MitigationConflict):
 
 class WrongState(MitigationConflict):
     """The record is not in a state for that."""
+
+
+class OtherProcess(MitigationConflict):
+    """vLLM is not the process any more that the order is about."""
 
 
 class HarmfulOrder(MitigationConflict):
@@ -115,6 +120,12 @@ def check_mode(settings: MitigationSettings) -> None:
     """Raise `ModeForbids` in the mode `observe`."""
     if Mode(settings.mode) is Mode.OBSERVE:
         raise ModeForbids("The mode is observe: set mitigation.mode to dry-run or enforce to allow mitigations.")
+
+
+def check_process(boot_id: str, mandate: Mandate | None) -> None:
+    """Raise `OtherProcess` when a rule's verdict was about another vLLM process than this one."""
+    if mandate is not None and mandate.boot_id != boot_id:
+        raise OtherProcess("vLLM was restarted since that verdict, which says nothing about the new process.")
 
 
 def check_model(facts: ModelFacts, blocks: Iterable[int]) -> None:

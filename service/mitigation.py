@@ -34,7 +34,7 @@ from .guard import (
 )
 from .live import MonitorState
 from .mitigation_steps import Steps
-from .records import IN_FLIGHT, ITSELF, MitigationAction, MitigationRecord, MitigationState, Mode
+from .records import IN_FLIGHT, ITSELF, Mandate, MitigationAction, MitigationRecord, MitigationState, Mode
 from .repair_orders import RepairOrders
 from .repair_steps import Mender, RepairSteps, Sweep
 from .settings import MitigationSettings
@@ -111,19 +111,18 @@ class Mitigator:
         actor: str,
         alpha: float = 0.0,
         force: bool = False,
-        rule: str | None = None,
-        dry_run: bool = False,
+        mandate: Mandate | None = None,
     ) -> MitigationRecord:
         """Check the order and start it; the record returned is `pending`, or `dry_run` and done.
 
-        `force` overrides what the last scan says, nothing else.  `rule` is that of the policy, where no person asked,
-        and `dry_run` its own wish to say only what it would do.  Raises `MitigationError` or `ProbeError`; nothing was
+        `force` overrides what the last scan says, nothing else.  `mandate` is that of a rule of the policy, where
+        no person asked.  Raises `MitigationError` or `ProbeError`; nothing was
         changed then, and nothing recorded.
         """
-        mode = self._mode(dry_run)
+        mode = self._mode(mandate)
         with self._turn.claimed():
             record, gates = await self._orders.check(
-                action, blocks, alpha, reason=reason, actor=actor, rule=rule, force=force, mode=mode
+                action, blocks, alpha, reason=reason, actor=actor, mandate=mandate, force=force, mode=mode
             )
             record = self._steps.save(record, actor, record.state, record.message)
             if record.state is MitigationState.PENDING:
@@ -136,32 +135,29 @@ class Mitigator:
         *,
         reason: str,
         actor: str,
-        rule: str | None = None,
-        dry_run: bool = False,
+        mandate: Mandate | None = None,
     ) -> MitigationRecord:
         """Look at the weights and start to put right what has changed in these blocks, or anywhere for None.
 
         The record returned is `pending`, or `dry_run` and done.  A skip of a named block that is whole is ended.
         Raises `MitigationError` or `ProbeError`; nothing was changed then, and nothing recorded.
         """
-        mode = self._mode(dry_run)
+        mode = self._mode(mandate)
         with self._turn.claimed():
-            record = await self._repairs.check(blocks, reason=reason, actor=actor, rule=rule, mode=mode)
+            record = await self._repairs.check(blocks, reason=reason, actor=actor, mandate=mandate, mode=mode)
             record = self._steps.save(record, actor, record.state, record.message)
             if record.state is MitigationState.PENDING:
                 self._start(record, self._repair_steps.apply(record, MitigationState.FAILED, actor))
             return record
 
-    def drain(
-        self, boot_id: str, *, reason: str, actor: str, rule: str | None = None, dry_run: bool = False
-    ) -> MitigationRecord:
+    def drain(self, boot_id: str, *, reason: str, actor: str, mandate: Mandate | None = None) -> MitigationRecord:
         """Call the server not ready; the record returned is `active`, or `dry_run`.
 
         `boot_id` is that of the vLLM process as last heard: it need not answer now, and another mitigation may be on
         its way in it.  Raises `MitigationError`; nothing is changed then, and nothing recorded.
         """
-        mode = self._mode(dry_run)
-        record = self._drains.check(boot_id, reason=reason, actor=actor, rule=rule, mode=mode)
+        mode = self._mode(mandate)
+        record = self._drains.check(boot_id, reason=reason, actor=actor, mandate=mandate, mode=mode)
         if record.state is MitigationState.ACTIVE:
             self._steps.done[record.action] += 1
         return self._steps.save(record, actor, record.state, record.message)
@@ -265,10 +261,10 @@ class Mitigator:
         """Give the mitigation that is on its way `grace` seconds, then leave it to `recover` of the next start."""
         await self._turn.close(grace)
 
-    def _mode(self, dry_run: bool) -> Mode:
+    def _mode(self, mandate: Mandate | None) -> Mode:
         """In which mode an order is carried out; raises `ModeForbids`."""
         check_mode(self._settings)
-        return Mode.DRY_RUN if dry_run else Mode(self._settings.mode)
+        return Mode.DRY_RUN if mandate is not None and mandate.dry_run else Mode(self._settings.mode)
 
     def _known(self, mitigation_id: str) -> MitigationRecord:
         record = self._store.mitigation(mitigation_id)

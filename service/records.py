@@ -1,7 +1,7 @@
 """What the sidecar remembers: scans, findings, mitigations and the audit log.  Times are UTC epoch seconds."""
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -182,6 +182,16 @@ class MitigationRecord(Record):
     def held(self) -> tuple[int, ...]:
         """Blocks whose gates belong to this record while it is open; none for a repair or a drain."""
         return () if self.alpha is None else self.blocks
+
+
+class Mandate(NamedTuple):
+    """With what a rule of the policy orders a mitigation, where no person does."""
+
+    rule: str
+    boot_id: str
+    """The vLLM process that the verdict was about: no other one may be changed for it."""
+    dry_run: bool = False
+    """The rule only says what it would do."""
 
 
 class Event(Record):

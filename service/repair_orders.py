@@ -9,8 +9,8 @@ from uuid import uuid4
 from ..monitors.fingerprint.facts import ChunkRepair, FingerprintReading, blocks_of
 from ..monitors.wire import ModelFacts
 from .gates import names
-from .guard import InvalidOrder, NothingToRepair, check_actions_in_window, check_blocks
-from .records import MitigationAction, MitigationRecord, MitigationState, Mode
+from .guard import InvalidOrder, NothingToRepair, check_actions_in_window, check_blocks, check_process
+from .records import Mandate, MitigationAction, MitigationRecord, MitigationState, Mode
 from .repair_steps import Mender, RepairSteps
 from .repair_words import counted, intention
 from .settings import MitigationSettings
@@ -39,7 +39,7 @@ class RepairOrders:
         self._now = now
 
     async def check(
-        self, blocks: Sequence[int] | None, *, reason: str, actor: str, rule: str | None, mode: Mode
+        self, blocks: Sequence[int] | None, *, reason: str, actor: str, mandate: Mandate | None, mode: Mode
     ) -> MitigationRecord:
         """The record of a repair of these blocks, or of everything for None; not stored yet.
 
@@ -49,6 +49,7 @@ class RepairOrders:
         if blocks is not None and len(set(blocks)) != len(blocks):
             raise InvalidOrder("Name each block once.")
         facts = await self._probe.facts()
+        check_process(facts.boot_id, mandate)
         if blocks is not None and facts.armed:
             check_blocks(facts, blocks)
         check_actions_in_window(self._settings, self._store.mitigations(limit=1000), self._now())
@@ -69,8 +70,8 @@ class RepairOrders:
             alpha=None,
             reason=reason,
             actor=actor,
-            automatic=rule is not None,
-            rule=rule,
+            automatic=mandate is not None,
+            rule=None if mandate is None else mandate.rule,
             mode=mode,
             state=state,
             gates_before=(),

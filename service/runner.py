@@ -64,7 +64,7 @@ class Runner:
     On a busy server a scan takes long, and a sweep that waited for its end would come too late: their parts alternate.
     The canary does not hold the engine at all.
 
-    `told` is awaited with each finding after it has been stored: alerts and automatic mitigation hang on it.
+    `told` is awaited with each finding after it has been stored: alerts, verdict and automation hang on it.
     `changing` says whether somebody changes the model right now: no scan starts then.
     """
 

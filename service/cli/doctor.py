@@ -85,10 +85,12 @@ def _settings(config: Path | None, checks: list[Check]) -> Settings | None:
         settings = load_settings(config)
         settings.probe_secret()
         settings.api_tokens()
+        rules = settings.policy()
     except ConfigurationError as error:
         checks.append(Check("settings", False, str(error)))
         return None
     checks.append(Check("settings", True, f"can be read; vLLM is expected at {settings.vllm.shown_url}"))
+    checks.append(Check("automation", None, ", ".join(rule.name for rule in rules) or "no rule: nothing is automatic"))
     return settings
 
 

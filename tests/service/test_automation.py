@@ -284,6 +284,19 @@ async def test_what_cannot_be_done_now_is_no_reason_for_the_next_rule() -> None:
     assert record.state is REPAIRED
 
 
+@pytest.mark.parametrize("action", ["repair", "skip"])
+async def test_no_other_process_is_changed_than_the_verdict_was_about(action: str) -> None:
+    """vLLM was restarted since the last look: what was found in the old process is no reason to change the new one."""
+    rig = Rig(rules=[rule(BYTES, action), rule(BYTES, "drain")])
+    rig.probe.restart()
+    rig.probe.weights.damage(7, 4)
+    joined = Joined(verdict=BYTES, health=Health.FAILED, reason="Block 4 does harm.", blocks=(4,))
+    assert await rig.automatic.consider(joined, "boot-1", {4}, 1.0) is None
+    assert (rig.probe.writes, rig.probe.repairs, rig.store.mitigations()) == ([], [], [])
+    assert rig.decisions()[0][0] == "refused"
+    assert "vLLM was restarted since that verdict" in rig.decisions()[0][1]
+
+
 # The breaker
 
 

@@ -396,6 +396,7 @@ def test_doctor_of_a_healthy_installation(desk: Desk) -> None:
     }
     assert "'boss'" in checks["token"][1]
     assert "on at the sidecar, on at the probe" in checks["faults"][1]
+    assert checks["automation"] == (None, "no rule: nothing is automatic")
     plain = desk.run("doctor", "--config", str(desk.config))
     assert (plain.returncode, plain.stderr) == (0, "")
     assert len(plain.stdout.splitlines()) == len(checks)
@@ -410,6 +411,7 @@ def test_doctor_finds_what_is_wrong(desk: Desk) -> None:
     assert _doctor(desk, 2, FLIPWATCH_URL="http://127.0.0.1:1")["sidecar"][0] is False
     assert _doctor(desk, 2, FLIPWATCH_VALIDATION__FILE="/nowhere.jsonl")["validation"][0] is False
     assert "FLIPWATCH_SCANS" in _doctor(desk, 2, FLIPWATCH_SCANS="1")["settings"][1]
+    assert "/nowhere.yaml" in _doctor(desk, 2, FLIPWATCH_AUTOMATION__POLICY_FILE="/nowhere.yaml")["settings"][1]
     desk.vllm.armed = False
     assert _doctor(desk, 2)["gates"] == (False, "ToyLayer is not supported.")
     desk.vllm.armed = True
