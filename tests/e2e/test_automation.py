@@ -109,7 +109,8 @@ def test_from_fault_to_sane_answers_by_repair_and_by_skip(vllm: VllmServer, star
     repair = wait_for("the repair", lambda: _mitigations(sidecar, "repair", "repaired"))[0]
     wait_for("the healthy answer", lambda: vllm.outputs([PROMPT]) == healthy)
     sane = time.time()
-    assert (repair["automatic"], repair["rule"], repair["actor"]) == (True, "latent_weight_fault: repair", "flipwatch")
+    assert (repair["automatic"], repair["actor"]) == (True, "flipwatch")
+    assert repair["rule"].endswith("weight_fault: repair")
     assert [chunk["method"] for chunk in repair["repairs"]] == ["parity"]
     moments = {"found": _found_at(sidecar, injected), "ordered": repair["created_at"], "healthy answer": sane}
     _tell(f"repair ({faulty[0][0]!r} -> {healthy[0][0]!r})", injected, moments)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from flipwatch.monitors.canary.pulse import Pulse
+from flipwatch.monitors.canary.pulse import Beat, Pulse
 
 from .conftest import Api
 from .fake_server import FakeServer
@@ -88,7 +88,7 @@ async def test_a_hung_server_is_drained_at_the_look_that_finds_it(start: Start) 
     """No finding is needed, which a hung engine cannot give."""
     api = await start(automation={"rules": [DRAIN]})
     assert (await api.get("/readyz")).status_code == 200
-    api.sidecar.live.pulse = Pulse.HUNG
+    api.sidecar.live.beat = Beat(Pulse.HUNG, "A request is there, and no counter has moved for a minute.")
     await api.sidecar.verdicts.looked()
     assert (await api.get("/readyz")).status_code == 503
     [record] = await _ended(api)
