@@ -59,8 +59,14 @@ class Operator:
 
     async def swept(self) -> None:
         """Have the weights swept, and wait for the end of it; raises `RuntimeError` where nothing was found."""
-        await self._until("/states", lambda states: not states["scanning"])
-        scan = await self.call("POST", "/scans", {"monitor": "fingerprint"})
+        while True:
+            await self._until("/states", lambda states: not states["scanning"])
+            try:
+                scan = await self.call("POST", "/scans", {"monitor": "fingerprint"})
+                break
+            except RuntimeError:
+                # A scan of its own came in between.
+                await asyncio.sleep(0.2)
         record = await self._until(f"/scans/{scan['id']}", lambda scan: scan["state"] in ("done", "failed"))
         if record["state"] == "failed" or not record["finding"]["bad_chunks"]:
             raise RuntimeError(f"The sweep found nothing: {record}")
@@ -115,6 +121,7 @@ async def served(model: Path, streams: int, dtype: str, items: int) -> AsyncIter
         settings = {
             "scan": {"every_minutes": None},
             "fingerprint": {"every_minutes": None},
+            "canary": {"every_minutes": None},
             "validation": {"max_items": items},
             "mitigation": {"mode": "enforce"},
         }
