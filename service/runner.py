@@ -153,11 +153,19 @@ class Runner:
             self._end(record, ScanState.FAILED, error="The sidecar ended while this scan ran.")
 
     async def interrupt(self, why: str) -> None:
-        """End the scans that run, if any, and forget their measurements; `why` becomes their error."""
+        """End the scans that run, if any, and forget their measurements; `why` becomes their error.
+
+        All of them are cancelled before anything else happens: a change that was just started writes behind that.
+        """
+        while running := {
+            lane.task
+            for lane in self._lanes
+            if lane.task is not None and not lane.task.done() and lane.unfinished is not None
+        }:
+            for task in running:
+                task.cancel(why)
+            await asyncio.wait(running)
         for lane in self._lanes:
-            while lane.task is not None and not lane.task.done() and lane.unfinished is not None:
-                lane.task.cancel(why)
-                await asyncio.wait({lane.task})
             if (record := lane.unfinished) is not None:
                 # Cancelled before its first step: the task had no chance to say so itself.
                 self._interrupted(record, why)
