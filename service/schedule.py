@@ -11,6 +11,7 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 from ..monitors.alpha_scan import AlphaScan
 from ..monitors.canary.finding import NAME as CANARY
+from ..monitors.canary.pulse import Pulse
 from ..monitors.differential.facts import NAME as DIFFERENTIAL
 from ..monitors.fingerprint.judgement import NAME as FINGERPRINT
 from .canary_job import Canaries
@@ -191,8 +192,9 @@ class Schedule:
 
     async def _feel_by_clock(self) -> None:
         with suppress(asyncio.CancelledError):
-            before = self._live.beat.pulse
-            if (await self._heart.feel()).pulse is not before:
+            pulses = self._live.beat.pulse, (await self._heart.feel()).pulse
+            # The next look takes in other changes; it may be long in coming while the engine hangs.
+            if (pulses[0] is Pulse.HUNG) != (pulses[1] is Pulse.HUNG):
                 await self._looked()
 
     async def _scan_by_clock(self, monitor: str) -> None:

@@ -1,6 +1,8 @@
 """Faults in a model without vLLM around it: which tensor a name means, and undo in any order."""
 
 import itertools
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from flipwatch.monitors.faults import FaultKind
 from flipwatch.monitors.wire import FaultOrder
 from flipwatch.probe.faults import Faults, find_target
+from flipwatch.probe.kv_cache import KV_CACHE, cache_of, clear, kv_caches
 from flipwatch.probe.live_tensor import UnknownTensor, find_tensor
 from flipwatch.probe.stack import Stack
 
@@ -191,3 +194,49 @@ def test_a_fault_tells_what_it_did() -> None:
     fault = Faults().add("a", order, *find_target(order, made, stack_of(made)))
     assert (fault.tensor, fault.block, fault.count) == ("model.embed_tokens.weight", None, 16)
     assert fault.shared_with == ["lm_head.weight"]
+
+
+def caches(made: nn.Module, *blocks: int) -> Any:
+    """What vLLM's configuration says of the KV caches of these blocks; an attention without a cache beside them."""
+    context = {
+        f"model.layers.{block}.self_attn.attn": SimpleNamespace(kv_cache=torch.randn(2, 4, 8)) for block in blocks
+    }
+    context["model.layers.0.cross.attn"] = SimpleNamespace(kv_cache=torch.zeros(0))
+    return SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=context))
+
+
+def test_a_fault_in_a_kv_cache_goes_when_the_caches_are_cleared() -> None:
+    """It strikes the cache of its block alone; nothing that lay there comes back, and its removal is no error."""
+    made = model()
+    config = caches(made, 0, 1)
+    (_, other), (name, struck) = kv_caches(config)
+    before = other.clone()
+    order = FaultOrder(block=1, tensor=KV_CACHE, kind=FaultKind.NAN, count=10**9)
+    faults = Faults()
+    fault = faults.add("a", order, cache_of(1, config, stack_of(made)), None)
+    assert (fault.tensor, fault.block, fault.count, name) == (name, 1, 64, "model.layers.1.self_attn.attn.kv_cache")
+    assert struck.isnan().all()
+    weight = FaultOrder(tensor="lm_head", kind=FaultKind.SIGN)
+    faults.add("b", weight, *find_target(weight, made, stack_of(made)))
+    assert torch.equal(other, before)
+    assert clear(config) == 2
+    faults.forget_cached()
+    assert [one.id for one in faults.active()] == ["b"]
+    assert faults.remove("a")
+    assert not struck.any()
+    clear(config)
+    faults.forget_cached()
+    assert not faults.remove("a")
+
+
+@pytest.mark.parametrize(
+    ("block", "words"), [(None, "name the block"), (1, "Block 1 has 0 KV caches"), (0, "Block 0 has 2 KV caches")]
+)
+def test_a_kv_cache_that_is_not_there_is_refused(block: int | None, words: str) -> None:
+    """Or one of several."""
+    made = model()
+    config = caches(made, 0)
+    context = config.compilation_config.static_forward_context
+    context["model.layers.0.cross.attn"].kv_cache = [torch.randn(3)]
+    with pytest.raises(UnknownTensor, match=words):
+        cache_of(block, config, stack_of(made))

@@ -87,6 +87,12 @@ class FakeServer:
         self.hold_after_gates = False
         """Hold all parts from the next change of gates on: a mitigation stays in the middle."""
         self.refuse: dict[str, tuple[int, str]] = {}
+        self.refuse_title = "Refused"
+        """Title of these problems."""
+        self.facts_free = threading.Event()
+        self.facts_free.set()
+        """Cleared: the probe does not answer what it is asked about the model, as when the engine hangs."""
+        self.facts_asked = threading.Event()
         self.webhooks: list[dict[str, Any]] = []
         """Bodies that reached POST /webhook."""
         self.webhook_status = 200
@@ -119,6 +125,8 @@ class FakeServer:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+        self.facts_free.set()
+        self.answers.go_on()
         self.stop()
 
     def start(self) -> None:
@@ -258,7 +266,7 @@ class FakeServer:
                 for route, (status, detail) in self.refuse.items():
                     method, _, start = route.partition(" ")
                     if request.method == method and path.startswith(start):
-                        return _problem(status, detail)
+                        return _problem(status, detail, self.refuse_title)
             return await call_next(request)
 
         @app.get("/health")
@@ -295,6 +303,8 @@ class FakeServer:
 
         @app.get(PREFIX + "/model")
         def facts() -> dict[str, Any]:
+            self.facts_asked.set()
+            self.facts_free.wait(30)
             return {
                 "boot_id": self.boot_id,
                 "model": self.model,
@@ -483,6 +493,6 @@ class FakeServer:
         }
 
 
-def _problem(status: int, detail: str) -> JSONResponse:
-    body = {"type": "about:blank", "title": "Refused", "status": status, "detail": detail}
+def _problem(status: int, detail: str, title: str = "Refused") -> JSONResponse:
+    body = {"type": "about:blank", "title": title, "status": status, "detail": detail}
     return JSONResponse(body, status, media_type="application/problem+json")

@@ -122,6 +122,7 @@ def _healthy_afterwards(desk: Desk) -> Iterator[None]:
     desk.vllm.nan.clear()
     desk.vllm.scan_refusal = None
     desk.vllm.states.restart()
+    desk.vllm.answers.restart()
 
 
 def test_scan_of_a_healthy_model_is_code_0(desk: Desk) -> None:
@@ -337,6 +338,8 @@ def test_a_wrong_file_is_one_sentence(desk: Desk, tmp_path: Path, text: str | No
         (["differential", "scan"], "record states first"),
         (["differential", "show"], "There are no recorded states"),
         (["differential", "remove"], "There are no recorded states"),
+        (["canary", "show"], "There are no recorded answers"),
+        (["canary", "remove"], "There are no recorded answers"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_code_2(desk: Desk, arguments: list[str], words: str) -> None:
@@ -475,6 +478,23 @@ def test_integrity_that_cannot_be_told_is_code_2(desk: Desk) -> None:
     finally:
         desk.vllm.integrity.refusal = None
         assert desk.run("integrity", "sweep").returncode == 0
+
+
+def test_the_canary_records_asks_and_forgets(desk: Desk) -> None:
+    """Exit code 0 while the answers are what was recorded, 1 when they are not."""
+    made = desk.run("canary", "record")
+    assert (made.returncode, made.stderr) == (0, "")
+    assert made.stdout.startswith("recorded: answers of toy-model, ")
+    assert "6 prompts, 96 tokens, asked 5 times" in desk.run("canary", "show").stdout
+    assert desk.run("canary", "run").stdout.startswith("ok: 6 prompts were answered twice")
+    desk.vllm.answers.flip = {4: 3}
+    done = desk.run("canary", "run")
+    assert done.returncode == 1
+    assert done.stdout.startswith(
+        "failed: 1 of 6 prompts (4) are answered wrong or not at all: 4 has at token 3 another"
+    )
+    assert desk.json("canary", "run", code=1)["finding"]["symptom"] == "changed"
+    assert desk.run("canary", "remove").stdout == "removed\n"
 
 
 def test_differential_against_the_checkpoint_names_the_tensor(desk: Desk) -> None:
