@@ -89,6 +89,15 @@ class Automatic:
             self._conclude(memory, decision, record)
             return record
 
+    @property
+    def last(self) -> str:
+        """What was decided last about the vLLM process of now, one sentence."""
+        if not self._rules:
+            return "There is no policy: nothing is automatic."
+        if self._memory is None or self._memory.said is None:
+            return "Nothing has been decided since the sidecar was started."
+        return self._memory.said.message
+
     async def _order(self, rule: Rule, decision: Decision, boot_id: str) -> MitigationRecord:
         reason, mandate = decision.message, Mandate(rule.name, boot_id, rule.dry_run)
         if rule.action is MitigationAction.DRAIN:

@@ -123,7 +123,8 @@ def _alerts(states: StatesView) -> str:
 
 def _mitigations(states: StatesView, mitigations: Sequence[MitigationRecord]) -> str:
     offer = states.mitigation
-    note = f"Mode {escape(offer.mode)}. " + ("" if offer.reason is None else escape(offer.reason))
+    reason = "" if offer.reason is None else f" {escape(offer.reason)}"
+    note = f"Mode {escape(offer.mode)}.{reason} {escape(states.automation)}"
     rows = "".join(
         f"<tr><td>{_at(record.created_at)}</td><td>{record.action.value} "
         f"{escape(', '.join(map(str, record.blocks)))}</td><td>{record.state.value}</td>"

@@ -207,6 +207,7 @@ class StatesView(View):
     last_scan_at: float | None
     pulse: PulseView
     mitigation: MitigationOffer
+    automation: str = Field(description="What automation decided last and why, or that it is off, one sentence.")
     profile: str = Field(description="Whether scans are judged with a clean profile, one sentence.")
     states: list[StateView]
     alerts: list[AlertView]

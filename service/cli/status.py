@@ -47,6 +47,7 @@ def _print(states: Json, blocks: list[Json]) -> None:
     out.print(
         f"mitigation   {offer['mode']}: {'can be asked for' if offer['offered'] else offer['reason']}", markup=False
     )
+    out.print(f"automation   {states['automation']}", markup=False)
     out.print(f"profile      {states['profile']}", markup=False)
     for alert in states["alerts"]:
         out.print(f"alert        {alert['name']}: {alert['summary']}. {alert['description']}", markup=False)

@@ -60,6 +60,7 @@ def states(sidecar: Sidecar) -> StatesView:
         pulse=PulseView(pulse=live.beat.pulse, reason=live.beat.reason),
         last_scan_at=live.tally(AlphaScan.name).last_at,
         mitigation=MitigationOffer(mode=mode, offered=refusal is None, reason=refusal),
+        automation=sidecar.automatic.last,
         profile=sidecar.baseline.told(live.state(AlphaScan.name).finding),
         states=[_state(state) for state in live.states()],
         alerts=[

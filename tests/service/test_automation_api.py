@@ -46,6 +46,8 @@ async def test_a_block_is_left_out_once_enough_scans_flag_it(start: Start, serve
     [record] = await _ended(api)
     assert (record["automatic"], record["state"], record["rule"]) == (True, "active", "old_fault: skip")
     assert server.gates[4] == 0.0
+    told = (await api.get("/v1/states")).json()["automation"]
+    assert told in (await api.get("/")).text
     assert [what for what in await _decisions(api) if what in ("waits", "acts")] == ["waits", "acts"]
 
 
@@ -81,6 +83,7 @@ async def test_without_a_policy_nothing_is_done(start: Start, server: FakeServer
     for _ in range(3):
         await api.scanned()
         await _swept(api)
+    assert (await api.get("/v1/states")).json()["automation"] == "There is no policy: nothing is automatic."
     assert (await _ended(api), await _decisions(api), server.gates) == ([], [], [1.0] * 8)
 
 
