@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from flipwatch.monitors.alpha_scan import AlphaScan, AlphaScanReading
+from flipwatch.monitors.alpha_scan import AlphaScan, AlphaScanFinding, AlphaScanPlan, AlphaScanReading
 from flipwatch.monitors.finding import Health
 from flipwatch.monitors.fingerprint.facts import FingerprintReading
 from flipwatch.monitors.fingerprint.judgement import judge
@@ -76,6 +76,16 @@ def outputs(server: VllmServer) -> list[Any]:
         with sent_to(server, engine):
             found.append(server.outputs([TEXT]))
     return found
+
+
+def scanned(server: VllmServer, engine: int) -> AlphaScanFinding:
+    """The alpha-scan's finding, measured plan after plan as the sidecar does."""
+    monitor, readings = AlphaScan(), []
+    order = AlphaScanPlan(alphas=[0.0], tokens=[server.tokens(TEXT)], scored_from=[1])
+    while (plan := monitor.next_plan(order, readings, None)) is not None:
+        reading = server.reading(monitor.name, plan.model_dump(mode="json"), engine=engine)
+        readings.append(AlphaScanReading.model_validate(reading))
+    return monitor.judge(readings)
 
 
 def served(server: VllmServer) -> dict[str, float]:
@@ -164,33 +174,31 @@ def test_engines_are_scanned_one_at_a_time(replicas: VllmServer) -> None:
 
 
 def test_a_fault_in_one_engine_is_found_and_named(replicas: VllmServer) -> None:
-    """Damage to replica 1 alone: the other serves as before, scan and sweep name the engine, repair ends it."""
+    """NaN in replica 1 alone: the other serves as before, three monitors name the engine, repair ends it."""
     before = outputs(replicas)
-    whole = replicas.tokens(TEXT)
-    # Fewer than 8 sequences prove nothing.
-    tokens = [whole[start : start + 12] for start in range(9)]
-    replicas.inject(block=3, tensor="mlp.down_proj", kind="burst", count=64, factor=300.0, engine=1)
+    replicas.inject(block=3, tensor="mlp.down_proj", kind="nan", count=1, engine=1)
     assert [fault["engine"] for fault in replicas.facts()["faults"]] == [1]
-    damaged = outputs(replicas)
-    assert (damaged[0] == before[0], damaged[1] == before[1]) == (True, False)
+    texts = []
+    for engine in ENGINES:
+        with sent_to(replicas, engine):
+            # JSON has no number for the logprobs.
+            texts.append(replicas.complete(TEXT, 8, logprobs=None)["text"])
+    assert texts[0] == before[0][0][0] != texts[1]
 
-    monitor = AlphaScan()
-    readings = {e: AlphaScanReading.model_validate(replicas.measure(tokens, [0.0], engine=e)) for e in ENGINES}
-    findings = {engine: monitor.judge([reading]) for engine, reading in readings.items()}
+    findings = {engine: scanned(replicas, engine) for engine in ENGINES}
     of_engine = worst(findings)
-    assert findings[0].health is not Health.FAILED
-    assert of_engine.flagged == findings[1].flagged == (3,), of_engine.reason
+    assert (findings[0].flagged, of_engine.flagged, of_engine.health) == ((), (3,), Health.FAILED)
     assert of_engine.reason.startswith("Engine 1: ")
     against = worst({engine: against_checkpoint(replicas, engine) for engine in ENGINES})
     assert ([place.block for place in against.places], against.reason[:9]) == ([3], "Engine 1:")
 
     sweep = replicas.sweep()
-    assert [(rank["rank"]["data"], rank["bad_chunks"] > 0) for rank in sweep] == [(0, False), (1, True)]
+    assert [(rank["rank"]["data"], rank["bad_chunks"]) for rank in sweep] == [(0, 0), (1, 1)]
     finding = judge(FingerprintReading.model_validate({"ranks": sweep}))
     assert (finding.health, finding.blocks) == (Health.FAILED, (3,))
     assert "rank 1 (engine 1), model.layers.3.mlp.down_proj.weight" in finding.reason
-    chunks = replicas.repair([(1, bad["chunk"]) for bad in sweep[1]["bad"]])["chunks"]
-    assert {(chunk["rank"], chunk["intact"]) for chunk in chunks} == {(1, True)}
+    (chunk,) = replicas.repair([(1, sweep[1]["bad"][0]["chunk"])])["chunks"]
+    assert (chunk["rank"], chunk["intact"]) == (1, True)
     assert [rank["bad_chunks"] for rank in replicas.sweep()] == [0, 0]
     assert replicas.facts()["faults"] == []
     assert outputs(replicas) == before
