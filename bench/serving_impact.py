@@ -20,7 +20,7 @@ from rich.console import Console
 from serving_load import Shape, drive
 from serving_servers import NAME, Sides, sides
 
-_OFF = {"scan": {"every_minutes": None}, "fingerprint": {"every_minutes": None}}
+_OFF: dict[str, Any] = {name: {"every_minutes": None} for name in ("scan", "fingerprint", "canary")}
 
 
 def _scanning(duty: float | None = None) -> dict[str, Any]:
@@ -40,11 +40,13 @@ CONDITIONS: dict[str, dict[str, Any] | None] = {
     "scanning at 0.25": _scanning(0.25),
 }
 
-CLOSED = Shape(prompts=16, input_tokens=32, output_tokens=48, rate=math.inf, streams=8)
+CLOSED = Shape(prompts=8, input_tokens=32, output_tokens=64, rate=math.inf, streams=8)
 RATES = (
-    Shape(prompts=8, input_tokens=32, output_tokens=48, rate=1.0, streams=None),
-    Shape(prompts=12, input_tokens=32, output_tokens=48, rate=2.0, streams=None),
+    Shape(prompts=6, input_tokens=32, output_tokens=48, rate=1.0, streams=None),
+    Shape(prompts=8, input_tokens=32, output_tokens=48, rate=2.0, streams=None),
 )
+_CLOSED_PAIRS = 4
+"""Of each round: the throughput is what the noise of a machine hides first."""
 _console = Console(stderr=True, soft_wrap=True)
 
 
@@ -64,7 +66,7 @@ def pair_of(both: Sides, condition: str, shape: Shape, model: Path, number: int)
 
 def measure(model: Path, mode: str, work: Path, conditions: list[str], rounds: int, deadline: float) -> None:
     """Rounds over all conditions, as far as the time reaches."""
-    shapes = {"closed loop": CLOSED} | {f"{shape.rate:g} per s": shape for shape in RATES}
+    shapes = [("closed loop", CLOSED)] * _CLOSED_PAIRS + [(f"{shape.rate:g} per s", shape) for shape in RATES]
     file = work / f"{mode}.jsonl"
     known = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     done = {(line["round"], line["condition"]) for line in known}
@@ -83,19 +85,21 @@ def measure(model: Path, mode: str, work: Path, conditions: list[str], rounds: i
                     print(json.dumps(line), file=lines, flush=True)
 
 
-def _one(both: Sides, condition: str, shapes: dict[str, Shape], model: Path, number: int) -> list[dict[str, Any]]:
+def _one(
+    both: Sides, condition: str, shapes: list[tuple[str, Shape]], model: Path, number: int
+) -> list[dict[str, Any]]:
     settings = CONDITIONS[condition]
     made = []
     common = {"round": number, "condition": condition}
     if settings is None:
         return [
             common | {"load": name} | pair_of(both, condition, shape, model, number + at)
-            for at, (name, shape) in enumerate(shapes.items())
+            for at, (name, shape) in enumerate(shapes)
         ]
     with both.sidecar(settings) as sidecar:
         if condition != "idle":
             sidecar.wait_until("flipwatch_sweeps_total" if condition == "sweeping" else "flipwatch_scans_total", 1.0)
-        for at, (name, shape) in enumerate(shapes.items()):
+        for at, (name, shape) in enumerate(shapes):
             began, before = time.monotonic(), sidecar.held()
             pair = pair_of(both, condition, shape, model, number + at)
             seconds = time.monotonic() - began

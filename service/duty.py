@@ -43,14 +43,13 @@ class Duty:
         share = self._busy_share if busy else self._idle_share
         self._next = max(self._next, now + held * (1.0 / share - 1.0))
 
-    def rest(self, *, busy: bool) -> float:
-        """Seconds until the next part may begin."""
+    def rest(self) -> float:
+        """Seconds until the next part may begin.  Whether requests are there then is only known behind it."""
         now = self._clock()
         while self._parts and self._parts[0].end <= now - WINDOW_SECONDS:
             self._parts.popleft()
-        begin = max(self._next, _below(self._parts, self._idle_share))
-        if busy:
-            begin = max(begin, _below((part for part in self._parts if part.busy), self._busy_share))
+        with_requests = (part for part in self._parts if part.busy)
+        begin = max(self._next, _below(self._parts, self._idle_share), _below(with_requests, self._busy_share))
         return max(0.0, begin - now)
 
 

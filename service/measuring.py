@@ -124,7 +124,7 @@ class Measurer:
                 done = progress.steps_done
                 async with self._duty.turn:
                     if not urgent:
-                        await self._rest(self._duty.rest(busy=_busy(progress)))
+                        await self._rest(self._duty.rest())
                     patience = 0.0 if urgent else _PATIENCE_SECONDS
                     progress = await self._probe.advance(progress.id, pace.steps, patience)
                     self._duty.record(progress.seconds, busy=_busy(progress))
