@@ -130,11 +130,12 @@ class Runner:
         """Is anything being measured?"""
         return any(lane.engine.locked() or lane.scanning is not None for lane in self._lanes)
 
-    async def ended(self, monitor: str) -> None:
-        """Wait for the end of the scan that is in the way of one of this monitor, if any."""
-        lane = self._lane(monitor)
-        if lane.task is not None:
+    async def run_anew(self, job: Job) -> None:
+        """As `run`, but behind a scan of the same monitor that is under way, too: that one may have begun too early."""
+        lane = self._lane(job.monitor)
+        while lane.task is not None and lane.scanning is not None:
             await asyncio.wait({lane.task})
+        await self.run(job)
 
     def in_the_way(self, monitor: str) -> str | None:
         """The monitor whose scan must end before one of this monitor can start, if any."""

@@ -156,10 +156,7 @@ class Schedule:
 
     async def _run_again(self, monitor: str) -> None:
         try:
-            # One that is under way may have begun too early.
-            while self._runner.in_the_way(monitor) == monitor:
-                await self._runner.ended(monitor)
-            await self._runner.run(self._jobs[monitor](ScanTrigger.EVIDENCE))
+            await self._runner.run_anew(self._jobs[monitor](ScanTrigger.EVIDENCE))
         except ScanBusy as busy:
             _log.info("no further evidence", monitor=monitor, reason=str(busy))
 

@@ -221,13 +221,13 @@ class Sidecar:
         await self.watcher.glance()
         try:
             if record.action is MitigationAction.REPAIR:
-                await self.runner.run(self._sweep_after_repair())
+                await self.runner.run_anew(self._sweep_after_repair())
             if CANARY in self.live.monitors:
-                await self.runner.run(self.canaries.job(ScanTrigger.VERIFICATION))
-            await self.runner.run(self.scans.job(ScanTrigger.VERIFICATION))
+                await self.runner.run_anew(self.canaries.job(ScanTrigger.VERIFICATION))
+            await self.runner.run_anew(self.scans.job(ScanTrigger.VERIFICATION))
             compared = self.live.state(DIFFERENTIAL).finding
             if record.action is MitigationAction.REPAIR and isinstance(compared, DifferentialFinding):
-                await self.runner.run(self.differentials.job(ScanTrigger.VERIFICATION, compared.reference))
+                await self.runner.run_anew(self.differentials.job(ScanTrigger.VERIFICATION, compared.reference))
         except ScanBusy as busy:
             _log.info("no scan after the mitigation", reason=str(busy))
 
