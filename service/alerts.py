@@ -19,8 +19,8 @@
 
 The first three are about the alpha-scan, the fourth about the fingerprint, the fifth about the differential monitor;
 findings of different monitors are never counted together.  An `unknown` finding says nothing about blocks or losses: it
-neither fires nor resolves an alert about them.  So does a verdict that is `unknown`; another one ends the alert of the
-one before.
+neither fires nor resolves an alert about them.  So does a verdict that is `unknown`, unless what the alert rests on is
+known to be otherwise now; another verdict ends the alert of the one before.
 """
 
 from collections import Counter, deque
@@ -37,7 +37,7 @@ from ..monitors.canary.finding import NAME as CANARY
 from ..monitors.differential.facts import NAME as DIFFERENTIAL
 from ..monitors.finding import Health
 from ..monitors.fingerprint.judgement import NAME as FINGERPRINT
-from ..monitors.verdict.evidence import HEARTBEAT
+from ..monitors.verdict.evidence import HEARTBEAT, Answer, Question
 from ..monitors.verdict.verdict import Joined, Verdict
 from .records import FindingRecord
 
@@ -85,6 +85,8 @@ class Alert:
     description: str
     verdict: Verdict | None = None
     """Of FlipwatchVerdict only."""
+    rests_on: tuple[Question, ...] = ()
+    """Of the same: a no to any of these ends it."""
 
     @property
     def key(self) -> tuple[str, str, int, str]:
@@ -144,8 +146,11 @@ class Alerts:
 
     def judge(self, joined: Joined, at: float, model_name: str) -> None:
         """Take in the verdict of now, epoch seconds; logs and sends what starts and what ends."""
-        if joined.verdict is not Verdict.UNKNOWN:
-            self._tell_all(*self._change(_JOINED, self._of_verdict(joined, at)), at, model_name)
+        if joined.verdict is Verdict.UNKNOWN:
+            wanted = [alert for alert in self._firing.values() if alert.name == VERDICT and not _refuted(alert, joined)]
+        else:
+            wanted = self._of_verdict(joined, at)
+        self._tell_all(*self._change(_JOINED, wanted), at, model_name)
 
     def restore_verdict(self, joined: Joined, at: float) -> None:
         """Come to the state that this verdict led to, after `restore`; nothing is logged or sent again."""
@@ -160,7 +165,8 @@ class Alerts:
         if joined.verdict not in ALERTING or not (fires or self.confirmed(joined.grounds)):
             return []
         summary = f"The verdict on the server is {joined.verdict.value}"
-        return [Alert(VERDICT, _JOINED, None, at, summary, f"{joined.reason} {joined.advice}".strip(), joined.verdict)]
+        description = f"{joined.reason} {joined.advice}".strip()
+        return [Alert(VERDICT, _JOINED, None, at, summary, description, joined.verdict, joined.rests_on)]
 
     def _tell_all(self, started: list[Alert], ended: list[Alert], at: float, model_name: str) -> None:
         for name in NAMES:
@@ -320,6 +326,11 @@ def webhook_body(
         "externalURL": "",
         "alerts": entries,
     }
+
+
+def _refuted(alert: Alert, joined: Joined) -> bool:
+    """Whether something that the alert rests on is known to be otherwise now."""
+    return any(sign.answer is Answer.NO and sign.question in alert.rests_on for sign in joined.signs)
 
 
 def _reasons(finding: FindingRecord) -> dict[int, str]:

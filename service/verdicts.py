@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from ..monitors.finding import Health
+from ..monitors.verdict.evidence import Question
 from ..monitors.verdict.verdict import Joined, Verdict
 from .alerts import Alerts
 from .live import Live
@@ -48,6 +49,7 @@ class Verdicts:
                         verdict=Verdict(detail["to"]),
                         health=Health(detail["health"]),
                         reason=detail["reason"],
+                        rests_on=tuple(Question(question) for question in detail["rests_on"]),
                         grounds=tuple(detail["grounds"]),
                     ),
                     event.at,
@@ -66,18 +68,18 @@ class Verdicts:
             await self._tell(joined)
 
     def _judge(self) -> Joined:
-        joined, before = self._live.verdict(), self._last
+        joined, before, at = self._live.verdict(), self._last, self._now()
         self._last = joined
         if before is None or (before.verdict, before.health) != (joined.verdict, joined.health):
-            self._note(joined, before)
-        self._alerts.judge(joined, self._now(), self._live.model_name or "")
+            self._note(joined, before, at)
+        self._alerts.judge(joined, at, self._live.model_name or "")
         return joined
 
     async def _tell(self, joined: Joined) -> None:
         for listener in self._listeners:
             await listener(joined)
 
-    def _note(self, joined: Joined, before: Joined | None) -> None:
+    def _note(self, joined: Joined, before: Joined | None, at: float) -> None:
         was = None if before is None else before.verdict.value
         level = _log.info if joined.health in (Health.OK, Health.UNKNOWN) else _log.warning
         level(_CHANGED, verdict=joined.verdict.value, was=was, reason=joined.reason)
@@ -88,10 +90,11 @@ class Verdicts:
             "reason": joined.reason,
             "action": joined.action.value,
             "blocks": list(joined.blocks),
+            "rests_on": [question.value for question in joined.rests_on],
             "grounds": list(joined.grounds),
         }
         try:
-            self._store.add_event(Event(at=self._now(), actor=ITSELF, what=_CHANGED, detail=detail))
+            self._store.add_event(Event(at=at, actor=ITSELF, what=_CHANGED, detail=detail))
         except StoreError as full:
             _log.error("event not stored", what=_CHANGED, reason=str(full))
 

@@ -10,12 +10,8 @@ def join(heard: Heard) -> Joined:
     evidence = gather(heard)
     row = first_fit(evidence.answers)
     told = "; ".join(sign.sentence for sign in evidence.signs.values())
-    grounds = [
-        monitor
-        for question, answer in row.pattern.items()
-        if answer is Answer.YES
-        for monitor in evidence.witnesses[question]
-    ]
+    rests_on = [question for question, answer in row.pattern.items() if answer is Answer.YES]
+    grounds = [monitor for question in rests_on for monitor in evidence.witnesses[question]]
     return Joined(
         verdict=row.verdict,
         health=row.health,
@@ -24,6 +20,7 @@ def join(heard: Heard) -> Joined:
         advice=row.advice,
         blocks=evidence.blocks,
         signs=tuple(evidence.signs.values()),
+        rests_on=tuple(rests_on),
         grounds=tuple(dict.fromkeys(grounds)),
         stale=evidence.stale,
     )

@@ -5,7 +5,7 @@ from enum import StrEnum
 from pydantic import BaseModel, ConfigDict
 
 from ..finding import Action, Health
-from .evidence import Sign
+from .evidence import Question, Sign
 
 
 class Verdict(StrEnum):
@@ -46,6 +46,8 @@ class Joined(BaseModel):
     """Blocks that the evidence points at."""
     signs: tuple[Sign, ...] = ()
     """The evidence, question by question."""
+    rests_on: tuple[Question, ...] = ()
+    """The questions whose yes makes this verdict; a no to any of them ends it."""
     grounds: tuple[str, ...] = ()
     """Monitors, or the heartbeat, that saw the bad things that this verdict rests on."""
     stale: tuple[str, ...] = ()

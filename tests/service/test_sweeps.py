@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flipwatch.monitors.fingerprint.facts import NotCovered
-from flipwatch.service.alerts import UNKNOWN, WEIGHTS_CHANGED
+from flipwatch.service.alerts import UNKNOWN, VERDICT, WEIGHTS_CHANGED
 from flipwatch.service.records import ScanTrigger
 from flipwatch.service.settings import Settings
 from flipwatch.service.sidecar import Sidecar
@@ -90,9 +90,10 @@ async def test_a_changed_chunk_is_failed_named_and_alerted_on_at_once(start: Sta
     await api.scanned()
     states = (await api.get("/v1/states")).json()
     assert [(alert["name"], alert["monitor"], alert["block"]) for alert in states["alerts"]] == [
-        (WEIGHTS_CHANGED, "fingerprint", None)
+        (VERDICT, "verdict", None),
+        (WEIGHTS_CHANGED, "fingerprint", None),
     ]
-    assert states["alerts"][0]["description"] == finding["reason"]
+    assert states["alerts"][1]["description"] == finding["reason"]
     server.weights.bad.clear()
     await _swept(api)
     assert (await api.get("/v1/states")).json()["alerts"] == []
@@ -446,7 +447,7 @@ async def test_a_wrong_file_is_failed_until_the_next_check(start: Start, server:
     for scan in (await _swept(api), await _swept(api)):
         assert (scan["finding"]["health"], scan["finding"]["action"]) == ("failed", "investigate")
         assert f"model.safetensors has the SHA-256 {'ab' * 32}" in scan["finding"]["reason"]
-    assert [alert.name for alert in api.sidecar.alerts.firing] == [WEIGHTS_CHANGED]
+    assert [alert.name for alert in api.sidecar.alerts.firing] == [VERDICT, WEIGHTS_CHANGED]
     assert (await api.metrics())['flipwatch_checkpoint_verified{model_name="toy-model"}'] == 0
     server.integrity.files["model.safetensors"] = "cd" * 32
     assert (await _checked(api))["finding"]["health"] == "ok"
