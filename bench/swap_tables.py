@@ -19,7 +19,8 @@ def markdown(figures: dict[str, Any]) -> str:
         "# Swap under load\n",
         "Written by `bench/swap_under_load.py` (see `bench/README.md`); the figures are in `results.json`.\n",
         f"{figures['model']} ({figures['blocks']} blocks of width {figures['width']}) in {options['dtype']} on vLLM "
-        f"{figures['vllm']} (CPU, eager, 2 cores that other programs used as well), a sidecar in `enforce` beside it, {options['streams']} streams open at the same time, "
+        f"{figures['vllm']} (CPU, eager, 2 cores that other programs used as well), a sidecar in "
+        f"`enforce` beside it, {options['streams']} streams open at the same time, "
         f"prompts of {shortest} to {longest} tokens (mean {mean:.0f}), {options['tokens']} greedy tokens each. The "
         f"order goes to the sidecar's API when every stream has {options['begun']} tokens.\n",
     ]
