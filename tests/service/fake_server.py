@@ -235,9 +235,9 @@ class FakeServer:
 
     def _read(self, measurement: dict[str, Any]) -> dict[str, Any]:
         if "plan" in measurement:
-            return self._reading(measurement["plan"], measurement["engine"], measurement["as_if"])
+            return self._reading(measurement["plan"], measurement["engine"] or 0, measurement["as_if"])
         if "states" in measurement:
-            damaged = self.states.only in (None, measurement["engine"])
+            damaged = self.states.only in (None, measurement["engine"] or 0)
             states = self.states if damaged else FakeStates()
             return states.reading(measurement["states"], list(self.gates))
         return self.integrity.reading(measurement["monitor"], measurement["order"])
@@ -380,7 +380,7 @@ class FakeServer:
             if not self.armed or self.scan_refusal is not None:
                 return _problem(501, self.scan_refusal or "ToyLayer is not supported.")
             self.measured.append(body.engine)
-            if body.engine is None:
+            if body.engine is None and len(self.engines) > 1:
                 return _problem(422, "engine: Name the one that is measured.")
             if body.monitor == "differential":
                 plan = self.states.order(body.plan)
