@@ -16,7 +16,9 @@ from .dissection import LiveDissection
 from .forms import Form, learn_forms
 from .gates import Gates
 from .integrity import seal
+from .pipeline import PipelinedView
 from .rank import check_independent, this_rank
+from .ranks import Ranks
 from .stack import Stack, UnsupportedModel, find_stack
 from .view import LiveView, check_scannable
 from .weights_digest import digest_weights
@@ -43,11 +45,23 @@ class Armed:
     """The bytes of this rank's weights with their baseline; gates or not."""
     seal_refusal: str | None = None
 
-    def view(self, as_if: Mapping[int, float] | None = None) -> LiveView:
+    def view(self, as_if: Mapping[int, float] | None = None) -> LiveView | PipelinedView:
         """A fresh view for one measurement, with these alphas in place of the served ones.
+
+        Under pipeline parallelism all ranks make theirs at once.
 
         Raises:
             UnsupportedModel: the model cannot be scanned.
+        """
+        part = self.part(as_if)
+        ranks = Ranks.here()
+        return part if ranks.stages == 1 else PipelinedView(part, ranks, self.vllm_config, self.device)
+
+    def part(self, as_if: Mapping[int, float] | None = None) -> LiveView:
+        """A view of the blocks that this rank holds.
+
+        Raises:
+            UnsupportedModel: as `view` does.
         """
         return LiveView(*self._seen(), as_if=as_if)
 
@@ -58,6 +72,12 @@ class Armed:
             UnsupportedModel: as `view` does.
             CheckpointUnusable: the checkpoint cannot be read, or its blocks cannot be told.
         """
+        stages = Ranks.here().stages
+        if stages > 1:
+            raise UnsupportedModel(
+                f"Blocks are not run alone on a server with {stages} pipeline stages yet; scans, gates and the "
+                "fingerprint work there."
+            )
         seen = self._seen()
         folder = checkpoint_folder(self.vllm_config) if checkpoint else None
         stored = None if folder is None else tensors_by_block(folder, self.model, self.stack)
@@ -126,10 +146,7 @@ def _sealed(armed: Armed) -> Armed:
 
 
 def _arm(model: nn.Module, vllm_config: Any, device: torch.device, boot_id: str) -> Armed:
-    parallel = vllm_config.parallel_config
     check_independent(vllm_config)
-    if parallel.pipeline_parallel_size > 1:
-        raise UnsupportedModel(f"Pipeline parallel size {parallel.pipeline_parallel_size} is not supported yet.")
     if vllm_config.model_config.is_encoder_decoder:
         raise UnsupportedModel("Encoder-decoder models are not supported.")
     stack = find_stack(model)
@@ -150,7 +167,7 @@ def _arm(model: nn.Module, vllm_config: Any, device: torch.device, boot_id: str)
     if scan_refusal is None:
         try:
             with torch.inference_mode():
-                armed.view().check()
+                armed.part().check()
         except UnsupportedModel as reason:
             return replace(armed, scan_refusal=str(reason))
     return armed

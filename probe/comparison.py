@@ -10,6 +10,8 @@ from .fresh import differing
 def compare(armed: Armed) -> Generator[None, None, CheckpointReading]:
     """This rank's tensors against the checkpoint, bit for bit; yields after each block and after what lies outside.
 
+    For blocks of other pipeline stages too, so that all ranks take the same number of steps.
+
     Raises:
         UnsupportedModel: the bytes of this model have no baseline.
         CheckpointUnusable: the checkpoint cannot be read, or not be matched with the model.
@@ -18,7 +20,12 @@ def compare(armed: Armed) -> Generator[None, None, CheckpointReading]:
     equal = 0
     different: list[str] = []
     not_comparable: list[NotCovered] = []
-    for found in differing(armed.model, armed.vllm_config, armed.stack):
+    comparisons = differing(armed.model, armed.vllm_config, armed.stack)
+    for block in [*range(armed.stack.num_blocks), None]:
+        if block is not None and block not in armed.stack.layers:
+            yield
+            continue
+        found = next(comparisons)
         equal += len(found.equal)
         different += [f"{count} values of {name} differ." for name, count in found.different.items()]
         unfilled = {

@@ -93,11 +93,15 @@ class Engine:
             raw = await self._ask(call, operation, payload, engine)
         failed = [reply for reply in raw if not reply["ok"]]
         if failed:
-            same = len(failed) == len(raw) and len({(reply["status"], reply["detail"]) for reply in failed}) == 1
-            if same:
-                status, detail = failed[0]["status"], failed[0]["detail"]
+            # Those that stopped because of another have nothing to tell.
+            failed = [reply for reply in failed if not reply.get("followed")] or failed
+            statuses = {reply["status"] for reply in failed}
+            # Where all ranks say the same kind of no, nothing has happened, and it is the caller's to hear why.
+            status = failed[0]["status"] if len(failed) == len(raw) and len(statuses) == 1 else 502
+            details = list(dict.fromkeys(reply["detail"] for reply in failed))
+            if len(failed) == len(raw) and len(details) == 1:
+                detail = details[0]
             else:
-                status = 502
                 ranks = "; ".join(f"{self._place(reply)}: {reply['detail']}" for reply in failed)
                 detail = f"{len(failed)} of {len(raw)} ranks failed. {ranks}"
             raise ProbeError(status, _TITLES.get(status, "A rank failed"), detail)

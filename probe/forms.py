@@ -70,13 +70,28 @@ def intercepted(stack: Stack, hook: Hook) -> Iterator[None]:
             del layer.forward
 
 
-def run_model(model: Any, tokens: Tensor) -> Tensor:
-    """(M, T) token ids -> (M*T, D) hidden state behind the final norm, in the caller's forward context."""
+def run_model(model: Any, tokens: Tensor, incoming: Any = None) -> Any:
+    """(M, T) token ids -> (M*T, D) hidden state behind the final norm, in the caller's forward context.
+
+    On a later stage of a pipeline `incoming` is what the stage before hands on, vLLM's `IntermediateTensors`; all but
+    the last stage return such.
+    """
     copies, length = tokens.shape
     ids = tokens.reshape(-1).to(torch.int32)
     positions = torch.arange(length, dtype=torch.int64, device=tokens.device).repeat(copies)
-    out: Tensor | tuple[Tensor, ...] = model(ids, positions)
+    out = model(ids, positions) if incoming is None else model(ids, positions, intermediate_tensors=incoming)
     return out[0] if isinstance(out, tuple) else out
+
+
+def arriving(model: Any, rows: int, vllm_config: Any, device: torch.device) -> Any:
+    """What this rank's part of the model takes from the stage before it, all zero; None where it is the first."""
+    if vllm_config.parallel_config.pipeline_parallel_size == 1:
+        return None
+    from vllm.distributed.parallel_state import get_pp_group
+
+    if get_pp_group().is_first_rank:
+        return None
+    return model.make_empty_intermediate_tensors(rows, vllm_config.model_config.dtype, device)
 
 
 def rehearsal_tokens(vllm_config: Any, device: torch.device) -> Tensor:
@@ -87,6 +102,19 @@ def rehearsal_tokens(vllm_config: Any, device: torch.device) -> Tensor:
     """
     first = vllm_config.model_config.get_vocab_size() // 2
     return torch.arange(first, first + REHEARSAL_LENGTH, device=device)[None]
+
+
+def rehearsal_stream(model: Any, vllm_config: Any, device: torch.device) -> Any:
+    """As `arriving`, with values.
+
+    Made up: while models are loaded no rank waits for another, which may have no Flipwatch or refuse its part.
+    """
+    made = arriving(model, REHEARSAL_LENGTH, vllm_config, device)
+    if made is not None:
+        values = torch.Generator(device).manual_seed(0)
+        for tensor in made.tensors.values():
+            tensor.normal_(generator=values)
+    return made
 
 
 def _look(name: str, out: Any) -> tuple[Tensor, Tensor | None]:
@@ -145,5 +173,5 @@ def learn_forms(model: Any, stack: Stack, vllm_config: Any, device: torch.device
         private_context(vllm_config, REHEARSAL_LENGTH, skip_compiled=True),
         intercepted(stack, observe),
     ):
-        run_model(model, tokens)
+        run_model(model, tokens, rehearsal_stream(model, vllm_config, device))
     return forms

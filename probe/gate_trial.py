@@ -5,6 +5,8 @@ hand on something else than the block's input (a compile pass that drops the cop
 serves (compiled, if it is) on a few tokens, first with every block skipped, then with each block alone.  Each output
 must differ from the first, and must be what the live view computes block by block.  Skipping all others makes the
 answer independent of a block that is broken.  Gates are set only inside one step and put back in the same step.
+
+All ranks try the same gate at once: tensor-parallel ones share the layers, and a pipeline computes stage by stage.
 """
 
 from collections.abc import Generator
@@ -14,9 +16,10 @@ import torch
 from torch import Tensor
 
 from .armed import Armed
-from .attention import private_context
-from .forms import REHEARSAL_LENGTH, rehearsal_tokens, run_model
+from .forms import rehearsal_tokens
 from .gates import Gates
+from .pipeline import run_served
+from .ranks import Ranks
 from .view import SAME, relative_distance
 
 
@@ -29,15 +32,14 @@ def try_gates(armed: Armed, gates: Gates) -> Generator[None, None, dict[str, Any
     """
     tokens = rehearsal_tokens(armed.vllm_config, armed.device)
     everything_skipped = dict.fromkeys(range(armed.stack.num_blocks), 0.0)
-    view = armed.view() if armed.scan_refusal is None else None
+    ranks = Ranks.here()
+    # One rank's refusal counts for all: they must go the same way.
+    view = None if any(ranks.gathered(armed.scan_refusal)) else armed.view()
 
     def served(alphas: dict[int, float]) -> Tensor:
-        with (
-            gates.temporarily({**everything_skipped, **alphas}),
-            private_context(armed.vllm_config, REHEARSAL_LENGTH, skip_compiled=False),
-        ):
+        with gates.temporarily({**everything_skipped, **alphas}):
             # A copy, since compiled code may reuse its output.
-            return run_model(armed.model, tokens).clone()
+            return run_served(armed.model, tokens, ranks, armed.vllm_config).clone()
 
     def is_right(output: Tensor, block: int | None) -> bool:
         if view is None:

@@ -55,23 +55,28 @@ class LiveServer:
         """The model as it is now, gates read back from every rank."""
         replies = await self._engine.call("facts")
         first = replies[0].result
+        refusal = _first_refusal(replies, "refusal")
         for reply in replies[1:]:
-            for field in ("num_blocks", "refusal", "scan_refusal", "layer_class", "mode"):
+            for field in ("mode", *(() if refusal else ("num_blocks",))):
                 if reply.result[field] != first[field]:
                     place = reply.place.capitalize()
                     raise ProbeError(502, "A rank failed", f"{place} disagrees with {replies[0].place} about {field}.")
-        refusal = first["refusal"]
-        gates = [] if refusal else _merge_gates(replies, first["num_blocks"])
+        num_blocks = max(reply.result["num_blocks"] for reply in replies)
+        gates = [] if refusal else _merge_gates(replies, num_blocks)
         self._known = ModelFacts.model_validate(
             {
                 **{name: value for name, value in first.items() if name != "trial"},
                 "armed": refusal is None,
+                "refusal": refusal,
+                "scan_refusal": _first_refusal(replies, "scan_refusal"),
+                "layer_class": _layer_classes(replies),
+                "num_blocks": num_blocks,
                 "boot_id": boot_id(replies),
                 "model_digest": _model_digest(replies),
                 "data_parallel_size": max(first["data_parallel_size"], len(self._engine.engines)),
                 "engines": self._engine.engines,
                 "gates": gates,
-                "self_test": _judge_trials([reply.result["trial"] for reply in replies], first["num_blocks"]),
+                "self_test": _judge_trials([reply.result["trial"] for reply in replies], num_blocks),
                 "faults": _merge_faults(replies),
                 "flipwatch_version": self._flipwatch_version,
                 "vllm_version": _vllm_version(),
@@ -83,6 +88,7 @@ class LiveServer:
     async def self_test(self) -> SelfTest:
         """Try every gate in the code that serves; the workers keep the result for as long as they live."""
         async with self._testing:
+            await self._meet()
             name = f"self-test-{uuid.uuid4().hex}"
             await self._engine.call("open", id=name, monitor=SELF_TEST, plan={})
             while (await self._engine.call("advance", id=name, steps=1))[0].result["reading"] is None:
@@ -137,6 +143,7 @@ class LiveServer:
             # Replicas are not averaged, and none speaks for the others.
             engines = ", ".join(map(str, self._engine.engines))
             raise ProbeError(422, "Wrong request", f"engine: Name the one that is measured; there are {engines}.")
+        await self._meet()
         as_if = [[gate.block, gate.alpha] for gate in order.as_if]
         replies = await self._engine.call(
             "open", engine=order.engine, id=id, monitor=order.monitor, plan=order.plan, as_if=as_if
@@ -216,14 +223,34 @@ class LiveServer:
                         await self._engine.call("remove_fault", id=id)
                 raise
 
+        await self._meet()
         replies, _ = await self._engine.change(damage, keep_caches=order.tensor == KV_CACHE)
-        return Fault.model_validate(replies[0].result["fault"])
+        faults = [reply.result["fault"] for reply in replies]
+        return Fault.model_validate(next(fault for fault in faults if fault is not None))
 
     async def remove_fault(self, id: str) -> None:
         """Put the values back, wherever they are damaged; those of a KV cache become zero, as at any change."""
         replies, _ = await self._engine.change(lambda: self._engine.call("remove_fault", id=id))
         if not any(reply.result["removed"] for reply in replies):
             raise ProbeError(404, "Not found", f"There is no fault {id}.")
+
+    async def _meet(self) -> None:
+        """Before ranks wait for each other: all of them have a probe, or this raises."""
+        if self._known is None:
+            await self.facts()
+
+
+def _first_refusal(replies: list[Reply], field: str) -> str | None:
+    """What one rank refuses is refused; named where others do not say the same."""
+    texts: list[str | None] = [reply.result[field] for reply in replies]
+    if len(set(texts)) == 1:
+        return texts[0]
+    return next(f"{reply.place.capitalize()}: {reply.result[field]}" for reply in replies if reply.result[field])
+
+
+def _layer_classes(replies: list[Reply]) -> str:
+    """Of all ranks, as `Stack.layer_class` has them: the stages of a pipeline may differ."""
+    return " | ".join(sorted({name for reply in replies for name in reply.result["layer_class"].split(" | ") if name}))
 
 
 def _judge_trials(trials: list[dict[str, list[int]] | None], num_blocks: int) -> SelfTest:

@@ -33,6 +33,8 @@ def find_tensor(wanted: str, block: int | None, model: nn.Module, stack: Stack) 
     if block is None:
         block = stack.block_of(wanted)
     if block is not None and block not in stack.layers:
+        if 0 <= block < stack.num_blocks:
+            raise UnknownTensor(f"Block {block} lies on another pipeline stage.")
         raise UnknownTensor(f"Block {block} does not exist; this model has {stack.num_blocks} blocks.")
     prefix = "" if block is None else f"{stack.path}.{block}."
     everywhere = {name: p for name, p in model.named_parameters(remove_duplicate=False) if p.numel()}

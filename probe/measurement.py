@@ -17,6 +17,7 @@ from .armed import Armed
 from .checkpoint import CheckpointUnusable
 from .comparison import compare
 from .correction import correct
+from .ranks import Ranks
 from .refused import Refused
 
 OF_BYTES = frozenset({Fingerprint.name, RECORD, COMPARE, CORRECT})
@@ -74,12 +75,11 @@ def _record(sealed: SealedWeights, plan: FingerprintPlan) -> Steps:
 
 
 def _check_named(plan: CorrectionPlan, armed: Armed) -> None:
-    """A rank does not know the tensors of blocks that others hold, so only what no rank can have is refused."""
+    """Stages of a pipeline have different tensors: only what no rank has is refused."""
     known = {stretch.source.name for stretch in armed.bytes().line.stretches}
-    for name in plan.tensors:
-        block = armed.stack.block_of(name)
-        elsewhere = block is not None and block not in armed.stack.layers and block < armed.stack.num_blocks
-        if name not in known and not elsewhere:
+    ranks = Ranks.here().gathered([name in known for name in plan.tensors])
+    for name, *found in zip(plan.tensors, *ranks, strict=True):
+        if not any(found):
             raise Refused(404, f"There is no tensor {name!r}: give the full name, as a finding has it.")
 
 

@@ -14,13 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from .attention import private_context
-from .forms import REHEARSAL_LENGTH, Form, intercepted, rehearsal_tokens, run_model
+from .forms import REHEARSAL_LENGTH, Form, arriving, intercepted, rehearsal_stream, rehearsal_tokens, run_model
 from .gates import Gates, blend, ungated
 from .stack import Signature, Stack, UnsupportedModel
 
 # Rows of logits made at once: bounds their memory (rows x vocabulary x 4 bytes).
 _LOGIT_ROWS = 512
 _CALLS_KEPT = 2
+# The names that all of vLLM's models have for the residual stream between pipeline stages.
+_STREAM_MEMBERS = frozenset({"hidden_states", "residual"})
 # Relative L2 distance of two ways to compute one thing: bf16 rounding gives 0.04, a wrong stream about 1.
 SAME = 0.25
 
@@ -31,12 +33,16 @@ class _Calls:
 
     tokens: Tensor
     copies: int
-    first: Tensor  # (M*T, D) stream in front of block 0
+    first: Tensor  # (M*T, D) stream in front of block 0; on a later stage of a pipeline only its shape counts
     arguments: dict[int, tuple[tuple[Any, ...], dict[str, Any]]]  # without the stream
 
 
 class LiveView:
-    """See `monitors.monitor.ModelView`."""
+    """See `monitors.monitor.ModelView`.
+
+    On one stage of a pipeline it is the view of this rank's part: only the first stage embeds, only the last one has
+    losses, and blocks are those that are held here (`pipeline.PipelinedView` makes one of all parts).
+    """
 
     def __init__(
         self,
@@ -51,7 +57,7 @@ class LiveView:
     ) -> None:
         """Look at `model` through its `stack` of wrapped layers.
 
-        `as_if` are alphas that this view has in place of the served ones.
+        `as_if` are alphas that this view has in place of the served ones; those of blocks elsewhere are not looked at.
         """
         self.num_blocks = stack.num_blocks
         self._model = model
@@ -62,13 +68,21 @@ class LiveView:
         self._forms = {index: forms[type(layer)] for index, layer in stack.layers.items()}
         self._signatures = {index: Signature.of(layer) for index, layer in stack.layers.items()}
         self._kept: list[_Calls] = []
-        self._as_if = {index: torch.tensor([alpha], device=device) for index, alpha in (as_if or {}).items()}
+        self._as_if = {
+            index: torch.tensor([alpha], device=device)
+            for index, alpha in (as_if or {}).items()
+            if index in stack.layers
+        }
 
     @property
     def gates(self) -> list[float]:
         """Alpha per block, from the device; where this view has its own, that one."""
-        alphas = self._gates.read() | {index: float(alpha) for index, alpha in self._as_if.items()}
+        alphas = self.alphas()
         return [alphas[index] for index in range(self.num_blocks)]
+
+    def alphas(self) -> dict[int, float]:
+        """The same of the blocks that are held here."""
+        return self._gates.read() | {index: float(alpha) for index, alpha in self._as_if.items()}
 
     def embed(self, tokens: Tensor) -> Tensor:
         """See `ModelView.embed`."""
@@ -97,27 +111,51 @@ class LiveView:
             row, position = rows[start : start + _LOGIT_ROWS], positions[start : start + _LOGIT_ROWS]
             logits = self._model.compute_logits(final[row * length + position - 1])
             if logits is None:
-                return torch.full((count,), torch.nan)
+                return torch.full_like(losses, torch.nan)
             logits = logits.float()
             chosen = logits.gather(1, targets[row, position][:, None])[:, 0]
             losses.index_add_(0, row, (logits.logsumexp(-1) - chosen).double())
         return losses / wanted.sum(1)
 
     def check(self) -> None:
-        """Walk a few tokens block by block and compare with the model's own forward pass.
+        """Walk a few tokens block by block and compare with the model's own forward pass, both over this rank's part.
 
         Raises:
             UnsupportedModel: the two differ by more than rounding, so that a scan would measure something else.
         """
         tokens = rehearsal_tokens(self._vllm_config, self._device)
-        with private_context(self._vllm_config, REHEARSAL_LENGTH, skip_compiled=True):
-            whole = run_model(self._model, tokens).float()
+        incoming = rehearsal_stream(self._model, self._vllm_config, self._device)
+        if other := [] if incoming is None else sorted(set(incoming.tensors) - _STREAM_MEMBERS):
+            raise UnsupportedModel(
+                f"The pipeline stages of this model hand on {' and '.join(other)} beside the residual stream, "
+                "so it cannot be scanned under pipeline parallelism."
+            )
+        first, last = min(self._stack.layers), max(self._stack.layers)
+        ends: dict[int, Tensor] = {}
+
+        def observe(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if index == first:
+                hidden = self._signatures[index].get_hidden(args, kwargs)
+                residual = self._signatures[index].get_residual(args, kwargs)
+                ends[first] = (hidden if residual is None else self._forms[index].stream((hidden, residual))).clone()
+            out = type(layer).forward(layer, *args, **kwargs)
+            if index == last:
+                ends[last + 1] = self._forms[index].stream(out).clone()
+            return out
+
+        with (
+            private_context(self._vllm_config, REHEARSAL_LENGTH, skip_compiled=True),
+            intercepted(self._stack, observe),
+        ):
+            final = run_model(self._model, tokens, incoming)
+        ends_here = last == self.num_blocks - 1
+        whole = (final if ends_here else ends[last + 1]).float()
         if not whole.isfinite().all():
             return  # nothing to compare with; a scan will name the block
-        hidden = self.embed(tokens)
-        for index in range(self.num_blocks):
+        hidden = self.embed(tokens) if first == 0 else ends[first].view(*tokens.shape, -1)
+        for index in range(first, last + 1):
             hidden = self.block(index, hidden, tokens)
-        walked = self.finish(hidden, tokens).float()
+        walked = (self.finish(hidden, tokens) if ends_here else hidden.view(whole.shape)).float()
         distance = relative_distance(walked, whole)
         # Not "distance > SAME": a walk that ends in NaN must not pass.
         if not distance <= SAME:
@@ -140,7 +178,11 @@ class LiveView:
             private_context(self._vllm_config, tokens.shape[1], skip_compiled=True),
             intercepted(self._stack, hand_on),
         ):
-            return run_model(self._model, tokens.repeat(repeat, 1))
+            final: Tensor = self._run(tokens.repeat(repeat, 1))
+            return final
+
+    def _run(self, tokens: Tensor) -> Any:
+        return run_model(self._model, tokens, arriving(self._model, tokens.numel(), self._vllm_config, self._device))
 
     def _call(self, index: int, hidden: Tensor, tokens: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """As the model calls the block, with this stream."""
@@ -160,7 +202,7 @@ class LiveView:
 
         def record(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             stream = self._signatures[index].get_hidden(args, kwargs)
-            if index == 0:
+            if not first:
                 first.append(stream.clone())
             # Kept, the streams of all blocks would take as much as those of a whole pass.
             arguments[index] = self._signatures[index].replace(args, kwargs, None, None)
@@ -170,7 +212,7 @@ class LiveView:
             private_context(self._vllm_config, tokens.shape[1], skip_compiled=True),
             intercepted(self._stack, record),
         ):
-            run_model(self._model, tokens.repeat(copies, 1))
+            self._run(tokens.repeat(copies, 1))
         calls = _Calls(tokens, copies, first[0], arguments)
         self._kept = [calls, *self._kept[: _CALLS_KEPT - 1]]
         return calls

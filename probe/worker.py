@@ -2,11 +2,13 @@
 
 Rules of vLLM's executor (vLLM 0.32, v1/executor/multiproc_executor.py): an exception in an RPC leaves the other
 ranks' replies queued and shifts every later reply, and a timeout kills the engine.  So the method never raises, is
-called without a timeout, and tags its reply with the call's id.
+called without a timeout, and tags its reply with the call's id.  Operations in which ranks wait for each other are
+carried out together (`ranks.Ranks`): where one fails, all give up.
 """
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +23,9 @@ from .gate_trial import try_gates
 from .hardware import hardware
 from .integrity import Repair
 from .kv_cache import KV_CACHE, cache_of, clear
-from .live_tensor import UnknownTensor
+from .live_tensor import LiveTensor, UnknownTensor
 from .measurement import OF_BYTES, Steps, begin
+from .ranks import PeerFailed, Ranks
 from .refused import Refused
 from .stack import UnsupportedModel
 
@@ -205,7 +208,7 @@ class WorkerProbe:
         return {"chunks": [result.model_dump(mode="json") for result in done]}
 
     def add_fault(self, id: str, order: dict[str, Any]) -> dict[str, Any]:
-        """Damage this rank's part of a tensor, or of a block's KV cache.  The scheduler is paused."""
+        """Damage this rank's part of a tensor, if it has one, or of a block's KV cache.  The scheduler is paused."""
         if not switches.faults_allowed():
             raise Refused(403, "Fault injection is off on this server; start vLLM with FLIPWATCH_FAULTS=1 to allow it.")
         armed = _served()
@@ -213,17 +216,24 @@ class WorkerProbe:
         ranks = armed.vllm_config.parallel_config.tensor_parallel_size
         if wanted.flips is not None and ranks > 1:
             raise Refused(501, f"Flips name values of whole tensors, and this server holds them in {ranks} shards.")
+        found: tuple[LiveTensor, LiveTensor | None] | None = None
+        problem = ""
         try:
             if wanted.tensor == KV_CACHE:
-                target, source = cache_of(wanted.block, armed.vllm_config, armed.stack), None
+                found = cache_of(wanted.block, armed.vllm_config, armed.stack), None
             else:
-                target, source = find_target(wanted, armed.model, armed.stack)
+                found = find_target(wanted, armed.model, armed.stack)
         except UnknownTensor as error:
-            raise Refused(404, str(error)) from None
+            problem = str(error)
+        if not any(Ranks.here().gathered(found is not None)):
+            raise Refused(404, problem)
         # Counted whether it works or not: ranks that refuse must not go on with a measurement that others drop.
         self._version += 1
+        if found is None:
+            # It lies on other pipeline stages.
+            return {"fault": None}
         try:
-            fault = self._faults.add(id, wanted, target, source)
+            fault = self._faults.add(id, wanted, *found)
         except ValueError as error:
             raise Refused(422, str(error)) from None
         return {"fault": fault.model_dump(mode="json")}
@@ -257,6 +267,8 @@ _OPERATIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "add_fault": WorkerProbe.add_fault,
     "remove_fault": WorkerProbe.remove_fault,
 }
+_TOGETHER = frozenset({"open", "advance", "add_fault"})
+"""Operations in which ranks wait for each other.  Others must be answered by a rank whose peers have no Flipwatch."""
 
 
 def rpc(worker: Any, call: str, operation: str, payload: dict[str, Any], only: int | None = None) -> dict[str, Any]:
@@ -278,7 +290,11 @@ def rpc(worker: Any, call: str, operation: str, payload: dict[str, Any], only: i
         probe = worker.__dict__.get("_flipwatch_probe")
         if probe is None:
             probe = worker.__dict__["_flipwatch_probe"] = WorkerProbe()
-        return {**tag, "ok": True, "result": _OPERATIONS[operation](probe, **payload)}
+        with Ranks.here().together() if operation in _TOGETHER else nullcontext():
+            result = _OPERATIONS[operation](probe, **payload)
+        return {**tag, "ok": True, "result": result}
+    except PeerFailed as peer:
+        return {**tag, "ok": False, "status": 502, "detail": str(peer), "followed": True}
     except Refused as refused:
         return {**tag, "ok": False, "status": refused.status, "detail": refused.detail}
     except Exception as error:

@@ -6,6 +6,7 @@ Switched by `FLIPWATCH_TESTS`, a comma-separated list:
     inplace_norm   a fused add + norm that overwrites its inputs, as CUDA's does in eager mode
     unsalted       leave vLLM's compile-cache key as it is
     failing_rank   `facts` and `add_fault` fail on rank 1 while the file named by `FLIPWATCH_TESTS_FAIL` exists
+    failing_block  a block of rank 1 that is measured fails while the file of that name with `-block` behind it exists
     flip_on_rank   rank 1 flips a bit of its weights when the file of that name with `-flip` behind it exists, once
     stuck_gate     rank 1 forgets gate writes while the file of that name with `-gate` behind it exists
     stale_cache    a change of the model leaves all cached state as it is while the file of that name with `-stale`
@@ -32,6 +33,7 @@ def register() -> None:
             "unsalted": _unsalted,
             "failing_rank": _failing_rank,
             "stuck_gate": _stuck_gate,
+            "failing_block": _failing_block,
             "flip_on_rank": _flip_on_rank,
             "stale_cache": _stale_cache,
             "plain_weights": _plain_weights,
@@ -117,6 +119,19 @@ def _failing_rank() -> None:
         worker._OPERATIONS[name] = failing(worker._OPERATIONS[name])
 
 
+def _failing_block() -> None:
+    from flipwatch.probe.view import LiveView
+
+    original = LiveView.block
+
+    def block(self: Any, index: int, hidden: Any, tokens: Any) -> Any:
+        if _told_to_fail("-block"):
+            raise RuntimeError("made to fail by a test")
+        return original(self, index, hidden, tokens)
+
+    LiveView.block = block  # type: ignore[method-assign]
+
+
 def _flip_on_rank() -> None:
     import torch
 
@@ -127,7 +142,9 @@ def _flip_on_rank() -> None:
     def facts(probe: Any) -> dict[str, Any]:
         if _told_to_fail("-flip"):
             Path(os.environ["FLIPWATCH_TESTS_FAIL"] + "-flip").unlink()
-            stretch = next(s for s in armed.served.sealed.line.stretches if "layers.2.mlp.down_proj" in s.source.name)
+            # Of block 2, or the nearest that this stage of a pipeline has.
+            tensor = f"layers.{min(armed.served.stack.layers, key=lambda block: abs(block - 2))}.mlp.down_proj"
+            stretch = next(s for s in armed.served.sealed.line.stretches if tensor in s.source.name)
             with torch.inference_mode():
                 stretch.memory[1003] ^= 64
         return original(probe)

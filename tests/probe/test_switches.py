@@ -46,22 +46,14 @@ def test_off_switch_beats_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Importing vLLM's models warns of what torch will drop.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize(
-    ("field", "refusal"),
-    [
-        (
-            "data_parallel_size",
-            "Data parallel size 2 of a mixture-of-experts model is not supported: its engines compute as one.",
-        ),
-        ("pipeline_parallel_size", "Pipeline parallel size 2 is not supported yet."),
-    ],
-)
-def test_parallel_settings_are_refused(field: str, refusal: str) -> None:
-    """Engines that compute as one, and pipelines, are refused in one sentence, and arming never raises."""
-    sizes = {"data_parallel_size": 1, "pipeline_parallel_size": 1, field: 2}
-    config = _Namespace(parallel_config=_Namespace(**sizes), device_config=_Namespace(device="cpu"))
+def test_parallel_settings_are_refused() -> None:
+    """Engines that compute as one are refused in one sentence, and arming never raises."""
+    config = _Namespace(parallel_config=_Namespace(data_parallel_size=2), device_config=_Namespace(device="cpu"))
     refused = armed.arm(torch.nn.Linear(2, 2), config)
-    assert refused.refusal == refusal
+    assert (
+        refused.refusal
+        == "Data parallel size 2 of a mixture-of-experts model is not supported: its engines compute as one."
+    )
     assert refused.gates is None
     assert armed.arm(torch.nn.Module(), config).refusal is not None
 

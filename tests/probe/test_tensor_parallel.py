@@ -67,6 +67,19 @@ def test_skip_and_scan_on_two_ranks(two_ranks: VllmServer, folder: Path) -> None
     assert two_ranks.prompt_logprobs(tokens) == before
 
 
+def test_scores_equal_those_of_one_rank(
+    two_ranks: VllmServer, folder: Path, test_environment: Callable[..., dict[str, str]]
+) -> None:
+    """Base loss and every score of two ranks equal those of the same vLLM on one rank."""
+    tokens, alphas = [two_ranks.tokens(TEXT), two_ranks.tokens("Water boils at")], [0.0, 0.7]
+    with VllmServer(folder, ["--enforce-eager", "--dtype", "float32"], test_environment()) as one_rank:
+        alone = one_rank.measure(tokens, alphas)
+    reading = two_ranks.measure(tokens, alphas)
+    assert reading["base_nats"] == pytest.approx(alone["base_nats"], abs=1e-4)
+    for ours, theirs in zip(reading["nats"], alone["nats"], strict=True):
+        assert ours == [pytest.approx(row, abs=1e-4) for row in theirs]
+
+
 def test_failure_of_one_rank_leaves_the_rest_intact(two_ranks: VllmServer, switch: Path) -> None:
     """An RPC that fails on rank 1 is an error that names the rank; later RPCs and serving are as before."""
     before = two_ranks.outputs([TEXT])
