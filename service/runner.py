@@ -132,10 +132,15 @@ class Runner:
 
     async def run_anew(self, job: Job) -> None:
         """As `run`, but behind a scan of the same monitor that is under way, too: that one may have begun too early."""
-        lane = self._lane(job.monitor)
-        while lane.task is not None and lane.scanning is not None:
-            await asyncio.wait({lane.task})
+        while self.in_the_way(job.monitor) is not None:
+            await self.ended(job.monitor)
         await self.run(job)
+
+    async def ended(self, monitor: str) -> None:
+        """Wait for the end of the scan that is in the way of one of this monitor, if any."""
+        task = self._lane(monitor).task
+        if task is not None:
+            await asyncio.wait({task})
 
     def in_the_way(self, monitor: str) -> str | None:
         """The monitor whose scan must end before one of this monitor can start, if any."""
