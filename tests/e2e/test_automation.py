@@ -74,14 +74,15 @@ def _decisions(sidecar: Sidecar) -> list[dict[str, Any]]:
     return [event for event in events if event["what"].startswith("automation")]
 
 
-def _decided(sidecar: Sidecar, what: str) -> dict[str, Any]:
+def _decided(sidecar: Sidecar, what: str) -> dict[str, Any] | None:
     """The first decision of this kind."""
-    return next((event for event in _decisions(sidecar) if event["what"] == f"automation {what}"), {})
+    return next((event for event in _decisions(sidecar) if event["what"] == f"automation {what}"), None)
 
 
-def _mitigations(sidecar: Sidecar, action: str, *states: str) -> list[dict[str, Any]]:
+def _mitigation(sidecar: Sidecar, action: str, state: str) -> dict[str, Any] | None:
+    """The last mitigation of this kind that is in this state."""
     records = sidecar.call("GET", "/mitigations")
-    return [record for record in records if record["action"] == action and record["state"] in states]
+    return next((record for record in records if (record["action"], record["state"]) == (action, state)), None)
 
 
 def _found_at(sidecar: Sidecar, after: float) -> float:
@@ -99,14 +100,14 @@ def test_from_fault_to_sane_answers_by_repair_and_by_skip(vllm: VllmServer, star
     """A flipped bit is repaired; what neither parity nor the checkpoint can repair is skipped; nobody asks for it."""
     healthy = vllm.outputs([PROMPT])
     words = vllm.tokens(PROMPT + healthy[0][0])
-    sidecar = start(scan=SCANS, mitigation={"mode": "enforce", "max_actions": 3})
+    sidecar = start(scan=SCANS, mitigation={"mode": "enforce"})
     wait_for("the first scan", lambda: sidecar.state()["health"] == "ok", 240)
 
     injected = time.time()
     vllm.inject(**FLIP)
     faulty = vllm.outputs([PROMPT])
     assert faulty != healthy
-    repair = wait_for("the repair", lambda: _mitigations(sidecar, "repair", "repaired"))[0]
+    repair = wait_for("the repair", lambda: _mitigation(sidecar, "repair", "repaired"))
     wait_for("the healthy answer", lambda: vllm.outputs([PROMPT]) == healthy)
     sane = time.time()
     assert (repair["automatic"], repair["actor"]) == (True, "flipwatch")
@@ -114,7 +115,9 @@ def test_from_fault_to_sane_answers_by_repair_and_by_skip(vllm: VllmServer, star
     assert [chunk["method"] for chunk in repair["repairs"]] == ["parity"]
     moments = {"found": _found_at(sidecar, injected), "ordered": repair["created_at"], "healthy answer": sane}
     _tell(f"repair ({faulty[0][0]!r} -> {healthy[0][0]!r})", injected, moments)
-    assert _decided(sidecar, "acts")["detail"]["id"] == repair["id"]
+    acted = _decided(sidecar, "acts")
+    assert acted is not None
+    assert acted["detail"]["id"] == repair["id"]
 
     # The scan that verifies the repair must not be the one that flags the next block.
     wait_for("the scan after the repair", lambda: not sidecar.call("GET", "/states")["scanning"])
@@ -124,8 +127,8 @@ def test_from_fault_to_sane_answers_by_repair_and_by_skip(vllm: VllmServer, star
         injected = time.time()
         vllm.inject(**BURST)
         broken = sum(vllm.prompt_logprobs(words))
-        failed = wait_for("the repair that fails", lambda: _mitigations(sidecar, "repair", "failed"))[0]
-        skip = wait_for("the skip", lambda: _mitigations(sidecar, "skip", "active"), 240)[0]
+        failed = wait_for("the repair that fails", lambda: _mitigation(sidecar, "repair", "failed"))
+        skip = wait_for("the skip", lambda: _mitigation(sidecar, "skip", "active"), 240)
         sane = time.time()
         skipped, answer = sum(vllm.prompt_logprobs(words)), vllm.outputs([PROMPT])[0][0]
     finally:
@@ -167,7 +170,7 @@ def test_the_three_ways_it_must_not_act(vllm: VllmServer, start: Start) -> None:
     told = wait_for("the decision of the dry run", lambda: _decided(says, "would act"))
     [record] = says.call("GET", "/mitigations")
     assert (record["state"], record["id"]) == ("dry_run", told["detail"]["id"])
-    assert record["message"].startswith("Dry run: would put 1 chunk right")
+    assert record["message"].startswith("Dry run: would put right chunk ")
     says.close()
 
     # The one action that is allowed has been a drain by a person.
@@ -182,7 +185,8 @@ def test_the_three_ways_it_must_not_act(vllm: VllmServer, start: Start) -> None:
     assert breaker.call("DELETE", f"/mitigations/{drain['id']}", status=202)["state"] == "reverted"
     assert breaker.client.get("/readyz").status_code == 200
 
-    assert vllm.facts()["gates"] == before["gates"] == [1.0] * 30
+    assert set(before["gates"]) == {1.0}
+    assert vllm.facts()["gates"] == before["gates"]
     assert vllm.outputs([PROMPT]) == damaged
     for sidecar in (observes, says):
         assert "automation acts" not in sidecar.log.read_text()
