@@ -7,6 +7,7 @@ taken, because whatever else runs on the machine only slows steps down.
 
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -47,7 +48,7 @@ class Engine:
 
 @contextmanager
 def engine(model: Path, batch: int, mode: str, *, gated: bool, cache: Path) -> Iterator[Engine]:
-    """An engine that is ready; `cache` keeps what it compiles."""
+    """An engine that starts: its first answer says that it is ready.  `cache` keeps what it compiles."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("FLIPWATCH_", "VLLM_"))}
     with tempfile.TemporaryDirectory() as folder:
         serving_plain.install(Path(folder))
@@ -65,9 +66,7 @@ def engine(model: Path, batch: int, mode: str, *, gated: bool, cache: Path) -> I
             text=True,
         )
         try:
-            started = Engine(process)
-            started.answer()
-            yield started
+            yield Engine(process)
         finally:
             process.kill()
             process.wait()
@@ -81,6 +80,8 @@ def compare(model: Path, mode: str, *, batch: int, bursts: int, steps: int, cach
             gated: stack.enter_context(engine(model, batch, mode, gated=gated, cache=cache / f"{mode}-{gated}"))
             for gated in (False, True)
         }
+        for started in both.values():
+            started.answer()
         for burst in range(bursts):
             for gated in (False, True) if burst % 2 else (True, False):
                 answer = both[gated].asked(f"steps {steps}")
@@ -102,6 +103,7 @@ def compare(model: Path, mode: str, *, batch: int, bursts: int, steps: int, cach
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     result = compare(
         Path(sys.argv[1]),
         sys.argv[2],

@@ -18,7 +18,7 @@ import serving_report
 import typer
 from rich.console import Console
 from serving_load import Shape, drive
-from serving_servers import NAME, Sides, sides
+from serving_servers import NAME, Sides, be_stoppable, sides
 
 _OFF: dict[str, Any] = {name: {"every_minutes": None} for name in ("scan", "fingerprint", "canary")}
 
@@ -122,6 +122,7 @@ def main(
     docs: Annotated[Path | None, typer.Option(help="Write the page and its figures here.")] = None,
 ) -> None:
     """Drive a plain and a watched server in turn, and say what watching costs."""
+    be_stoppable()
     checkpoints.require("serving_impact", model, "bfloat16")
     work.mkdir(parents=True, exist_ok=True)
     wanted = only.split(",")

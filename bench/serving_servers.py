@@ -18,7 +18,7 @@ import httpx
 import serving_plain
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "deploy" / "demo"))
-from pair import Server, free_port
+from pair import Server, be_stoppable, free_port  # noqa: F401 - for those who need not know where the demo lies
 
 NAME = "served"
 _START_SECONDS = 400
