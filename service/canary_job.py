@@ -15,6 +15,7 @@ from ..monitors.canary.expectation import Expectation, ReferenceKind, Unstable, 
 from ..monitors.canary.finding import NAME, CanaryFinding, Symptom
 from ..monitors.canary.judgement import Reference, judge, symptom_of
 from ..monitors.canary.plan import MAX_TOKENS, PROMPTS
+from ..monitors.canary.pulse import total
 from ..monitors.differential.facts import NAME as DIFFERENTIAL
 from ..monitors.finding import Finding, Health
 from ..monitors.fingerprint.judgement import NAME as FINGERPRINT
@@ -222,7 +223,7 @@ class Canaries:
 
     async def _moving(self) -> tuple[float, ...] | None:
         try:
-            return (await self._vllm.counts(_PATIENCE_SECONDS)).moving
+            return total((await self._vllm.counts(_PATIENCE_SECONDS)).values()).moving
         except VllmError:
             return None
 

@@ -1,11 +1,11 @@
 """Feels the pulse of vLLM every few seconds, from its own counters, whether its probe answers or not."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import structlog
 
-from ..monitors.canary.pulse import Beat, Look, Pulse, heartbeat, remember
+from ..monitors.canary.pulse import Beat, Counts, Look, Pulse, heartbeat, remember, total
 from .live import Live
 from .vllm import Vllm, VllmError
 
@@ -13,6 +13,9 @@ _log = structlog.get_logger(__name__)
 
 # The counters come from the API server, not from the engine: they come at once, or that server hangs itself.
 _PATIENCE_SECONDS = 5.0
+
+# In the place of an engine's name.
+_ALL = None
 
 
 class Heart:
@@ -36,7 +39,8 @@ class Heart:
         self._hung_seconds = hung_seconds
         self._resting = resting
         self._clock = clock
-        self._looks: tuple[Look, ...] = ()
+        self._looks: dict[str | None, tuple[Look, ...]] = {}
+        """Of each engine that answers beside others, and of all together."""
         self._unanswered = False
         self._asleep = False
 
@@ -51,16 +55,28 @@ class Heart:
 
     async def feel(self) -> Beat:
         """One look at the counters, and what they say now."""
-        at = self._clock()
         try:
-            counts = await self._vllm.counts(_PATIENCE_SECONDS)
+            beat = self._heard(await self._vllm.counts(_PATIENCE_SECONDS))
         except VllmError as error:
-            counts, why = None, str(error)
-        look = Look(at, counts, unanswered=self._unanswered, resting=self._asleep or self._resting())
-        self._looks = remember(self._looks, look)
-        beat = heartbeat(self._looks, self._hung_seconds) if counts is not None else Beat(Pulse.UNKNOWN, why)
+            self._remember(_ALL, None)
+            beat = Beat(Pulse.UNKNOWN, str(error))
         if beat.pulse is not self._live.beat.pulse:
             log = _log.error if beat.pulse is Pulse.HUNG else _log.info
             log("pulse", pulse=beat.pulse.value, was=self._live.beat.pulse.value, reason=beat.reason)
         self._live.beat = beat
         return beat
+
+    def _heard(self, engines: Mapping[str, Counts]) -> Beat:
+        """All engines together; and each alone, since one that hangs is hidden by others that move."""
+        together = self._remember(_ALL, total(engines.values()), unanswered=self._unanswered)
+        if len(engines) > 1:
+            for engine, counts in engines.items():
+                alone = self._remember(engine, counts)
+                if alone.pulse is Pulse.HUNG and together.pulse is not Pulse.HUNG:
+                    together = Beat(Pulse.HUNG, f"Engine {engine}: {alone.reason}")
+        return together
+
+    def _remember(self, whose: str | None, counts: Counts | None, *, unanswered: bool = False) -> Beat:
+        look = Look(self._clock(), counts, unanswered, resting=self._asleep or self._resting())
+        self._looks[whose] = remember(self._looks.get(whose, ()), look)
+        return heartbeat(self._looks[whose], self._hung_seconds)

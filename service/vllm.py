@@ -165,20 +165,23 @@ class Vllm(Connection):
         """
         return round(sum(sample.value for sample in await self._samples() if sample.name == _SERVED)) - self._own
 
-    async def counts(self, seconds: float) -> Counts:
-        """Its counters of requests and tokens, summed over its engines; `seconds` may pass."""
-        samples = list(await self._samples(timeout=seconds))
-        if not any(sample.name == _RUNNING for sample in samples):
+    async def counts(self, seconds: float) -> dict[str, Counts]:
+        """Its counters of requests and tokens, by engine; `seconds` may pass."""
+        counted: dict[str, dict[str, float]] = {}
+        for sample in await self._samples(timeout=seconds):
+            if sample.name in (_RUNNING, _WAITING, *_MOVING):
+                of_one = counted.setdefault(sample.labels.get("engine", ""), {})
+                of_one[sample.name] = of_one.get(sample.name, 0.0) + sample.value
+        if not any(_RUNNING in of_one for of_one in counted.values()):
             raise VllmError(f"vLLM at {self.shown_url} does not count its requests (--disable-log-stats?).")
-
-        def total(name: str) -> float:
-            return sum(sample.value for sample in samples if sample.name == name)
-
-        return Counts(
-            running=round(total(_RUNNING)),
-            waiting=round(total(_WAITING)),
-            moving=tuple(total(name) for name in _MOVING),
-        )
+        return {
+            engine: Counts(
+                running=round(of_one.get(_RUNNING, 0.0)),
+                waiting=round(of_one.get(_WAITING, 0.0)),
+                moving=tuple(of_one.get(name, 0.0) for name in _MOVING),
+            )
+            for engine, of_one in counted.items()
+        }
 
     async def _samples(self, **more: Any) -> Iterable[Sample]:
         response = await self._request("GET", "/metrics", **more)

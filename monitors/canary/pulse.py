@@ -8,7 +8,7 @@ engine has seen it, which one that hangs never does.
 What it cannot see: a single engine step that takes longer than the time that is allowed looks like a hang.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -34,6 +34,15 @@ class Counts:
     waiting: int
     moving: tuple[float, ...]
     """All that moves while the engine computes: counters of tokens and iterations, use of the KV cache."""
+
+
+def total(engines: Collection[Counts]) -> Counts:
+    """The counters of all engines of a server together."""
+    return Counts(
+        running=sum(counts.running for counts in engines),
+        waiting=sum(counts.waiting for counts in engines),
+        moving=tuple(value for counts in engines for value in counts.moving),
+    )
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ class FakeAnswers:
         self.asked: list[dict[str, Any]] = []
         """Bodies of all completions."""
         self.running = 0
+        self.stuck = 0
+        """Requests on a second engine, which computes nothing."""
         self.busy = False
         """The counters move each time that they are read."""
         self.tokens = 0
@@ -73,6 +75,7 @@ class FakeAnswers:
             f"vllm:num_requests_waiting{label} 0.0",
             f"vllm:prompt_tokens_total{label} {float(self.tokens)}",
             f"vllm:generation_tokens_total{label} {float(self.tokens)}",
+            *(f'vllm:num_requests_running{{engine="1"}} {float(self.stuck)}' for _ in range(self.stuck)),
         ]
 
     def install(self, app: FastAPI) -> None:

@@ -27,8 +27,11 @@ class Clock:
 async def api(start: Start) -> Any:
     """A sidecar whose heart has a clock of the test's own; 10 s without a move are a hang."""
     made = await start(canary={"hung_seconds": 10})
+    # Its own looks would come in between.
+    made.sidecar.schedule.stop()
+    await made.sidecar.watcher.look()
     made.sidecar.heart._clock = Clock()
-    made.sidecar.heart._looks = ()
+    made.sidecar.heart._looks = {}
     return made
 
 
@@ -48,6 +51,18 @@ async def test_requests_that_do_not_move_are_a_hang(api: Any, server: FakeServer
     assert states["pulse"]["reason"].startswith("2 requests run and 0 wait, and no counter has moved for 10 s")
     assert (await api.metrics())['flipwatch_pulse{state="hung"}'] == 1
     server.answers.tokens += 1
+    assert await _after(api, 5) is Pulse.MOVING
+
+
+async def test_one_engine_that_hangs_is_not_hidden_by_another(api: Any, server: FakeServer) -> None:
+    """With data parallelism each replica has counters of its own."""
+    server.answers.running, server.answers.busy = 1, True
+    server.answers.stuck = 1
+    assert await _after(api, 1) is Pulse.UNKNOWN
+    assert await _after(api, 5) is Pulse.MOVING
+    assert await _after(api, 5) is Pulse.HUNG
+    assert api.sidecar.live.beat.reason.startswith("Engine 1: 1 requests run and 0 wait")
+    server.answers.stuck = 0
     assert await _after(api, 5) is Pulse.MOVING
 
 
