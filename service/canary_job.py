@@ -206,19 +206,21 @@ class Canaries:
     async def _answer(self, prompt: str, salt: str) -> Answer:
         """One answer; raises `VllmError` where it could not be asked at all."""
         model = self._live.model_name or await self._vllm.model()
-        self._heart.asked()
         try:
-            answer = await self._vllm.complete(model, prompt, max_tokens=MAX_TOKENS, salt=salt, seconds=self._timeout)
+            with self._heart.asking():
+                answer = await self._vllm.complete(
+                    model, prompt, max_tokens=MAX_TOKENS, salt=salt, seconds=self._timeout
+                )
         except VllmLate:
             detail = f"has had no answer for {self._timeout:g} s"
             return Answer(seconds=self._timeout, failure=Failure.TIMED_OUT, detail=detail)
         except VllmFailed as failed:
-            self._heart.answered()
+            self._heart.heard()
             return Answer(failure=Failure.REFUSED, detail=f"is refused: {str(failed).rstrip('.')}")
         except VllmError:
-            self._heart.answered()
+            self._heart.heard()
             raise
-        self._heart.answered()
+        self._heart.heard()
         return answer
 
     async def _moving(self) -> tuple[float, ...] | None:

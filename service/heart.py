@@ -1,7 +1,8 @@
 """Feels the pulse of vLLM every few seconds, from its own counters, whether its probe answers or not."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import structlog
 
@@ -21,8 +22,8 @@ _ALL = None
 class Heart:
     """Keeps `live.beat` true.
 
-    Who asks the engine something says so, and tells when an answer came, of whatever kind: a question that stays open
-    is work that the counters do not know of.  `resting` says whether Flipwatch itself keeps the engine standing.
+    Who asks the engine something says so, and tells what came of it: a question that stays open is work that the
+    counters do not know of.  `resting` says whether Flipwatch itself keeps the engine standing.
     """
 
     def __init__(
@@ -41,17 +42,27 @@ class Heart:
         self._clock = clock
         self._looks: dict[str | None, tuple[Look, ...]] = {}
         """Of each engine that answers beside others, and of all together."""
-        self._unanswered = False
+        self._open = 0
+        """Questions that somebody waits for."""
+        self._silent_since: float | None = None
         self._asleep = False
 
-    def asked(self) -> None:
-        """A question of ours goes to the engine."""
-        self._unanswered = True
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Around a question of ours to the engine; where an answer came, `heard` is to be told afterwards."""
+        self._open += 1
+        if self._silent_since is None:
+            self._silent_since = self._clock()
+        try:
+            yield
+        finally:
+            # Nobody waits any more, but the engine may owe the answer still.
+            self._open -= 1
 
-    def answered(self, *, asleep: bool = False) -> None:
-        """The engine, or who speaks for it, has answered, or is not there at all; `asleep`: that it stands still."""
-        self._unanswered = False
+    def heard(self, *, asleep: bool = False) -> None:
+        """The engine, or who speaks for it, has answered somebody, or is not there; `asleep`: it stands still."""
         self._asleep = asleep
+        self._silent_since = self._clock() if self._open else None
 
     async def feel(self) -> Beat:
         """One look at the counters, and what they say now."""
@@ -68,7 +79,7 @@ class Heart:
 
     def _heard(self, engines: Mapping[str, Counts]) -> Beat:
         """All engines together; and each alone, since one that hangs is hidden by others that move."""
-        together = self._remember(_ALL, total(engines.values()), unanswered=self._unanswered)
+        together = self._remember(_ALL, total(engines.values()), silent_since=self._silent_since)
         if len(engines) > 1:
             for engine, counts in engines.items():
                 alone = self._remember(engine, counts)
@@ -76,7 +87,7 @@ class Heart:
                     together = Beat(Pulse.HUNG, f"Engine {engine}: {alone.reason}")
         return together
 
-    def _remember(self, whose: str | None, counts: Counts | None, *, unanswered: bool = False) -> Beat:
-        look = Look(self._clock(), counts, unanswered, resting=self._asleep or self._resting())
+    def _remember(self, whose: str | None, counts: Counts | None, *, silent_since: float | None = None) -> Beat:
+        look = Look(self._clock(), counts, silent_since, resting=self._asleep or self._resting())
         self._looks[whose] = remember(self._looks.get(whose, ()), look)
         return heartbeat(self._looks[whose], self._hung_seconds)

@@ -10,6 +10,7 @@ ProbeError                anything that went wrong with a request
     ProbeNonsense         the answer is not what the contract says
 """
 
+from collections.abc import Callable
 from typing import TypeVar
 
 import httpx
@@ -85,13 +86,19 @@ class ProbeNonsense(ProbeError):
 
 
 class Probe(Connection):
-    """The probe of one vLLM server.  `timeout` is in seconds and holds for the quick requests."""
+    """The probe of one vLLM server.
+
+    `timeout` is in seconds and holds for the quick requests.  `heard` is told of each success: the engine lives.
+    """
 
     away = ProbeAway
     late = ProbeLate
 
-    def __init__(self, base_url: str, token: str, *, timeout: float = 30.0) -> None:
+    def __init__(
+        self, base_url: str, token: str, *, timeout: float = 30.0, heard: Callable[[], None] | None = None
+    ) -> None:
         super().__init__(base_url, token, timeout)
+        self._heard = heard
         self._patience = httpx.Timeout(_PATIENT_SECONDS, connect=timeout)
 
     async def facts(self) -> ModelFacts:
@@ -161,6 +168,8 @@ class Probe(Connection):
             timeout=self._patience if patient else httpx.USE_CLIENT_DEFAULT,
         )
         if response.is_success:
+            if self._heard is not None:
+                self._heard()
             return response
         raise self._error(response)
 

@@ -81,9 +81,9 @@ class Sidecar:
                 CANARY: settings.canary.every_minutes,
             },
         )
-        self.probe = Probe(url, secret)
         self.vllm = Vllm(url, None if key is None else key.get_secret_value())
         self.heart = Heart(self.live, self.vllm, settings.canary.hung_seconds, resting=lambda: self.mitigator.busy)
+        self.probe = Probe(url, secret, heard=self.heart.heard)
         self.watcher = Watcher(self.live, self.probe, self.vllm, self.heart, seen=self._seen, arrived=self._arrived)
         validation = ValidationSet(settings.validation, self.vllm, settings.data_dir / "cache")
         self.store = _open_store(settings)

@@ -42,17 +42,17 @@ class Watcher:
     async def look(self) -> ModelFacts:
         """The facts of now, self-test included; raises `ProbeError`, after the state has been set to away."""
         async with self._one_at_a_time:
-            self._heart.asked()
             try:
-                facts = await self._probe.facts()
+                with self._heart.asking():
+                    facts = await self._probe.facts()
             except ProbeError as error:
                 if not isinstance(error, ProbeLate):
-                    self._heart.answered(asleep=isinstance(error, ProbeAsleep))
+                    self._heart.heard(asleep=isinstance(error, ProbeAsleep))
                 if self._live.up or self._live.away != str(error):
                     _log.warning("probe away", reason=str(error))
                 self._live.lost(str(error))
                 raise
-            self._heart.answered()
+            self._heart.heard()
             self._see(facts, await self._name(facts))
             if facts.armed and facts.self_test.state is SelfTestState.NOT_RUN:
                 facts = await self._self_tested(facts)

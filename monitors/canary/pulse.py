@@ -53,15 +53,20 @@ class Look:
     """Seconds of a clock that never goes back."""
     counts: Counts | None
     """None: they could not be read."""
-    unanswered: bool = False
-    """The engine has not answered a question of Flipwatch's own."""
+    silent_since: float | None = None
+    """From when on the engine has answered none of Flipwatch's own questions, by the same clock; None: none is open."""
     resting: bool = False
     """The engine stands still because somebody told it to: it sleeps, is paused, or Flipwatch changes the model."""
 
     @property
     def work(self) -> bool:
         """Is there anything that should move the counters?"""
-        return self.unanswered or (self.counts is not None and self.counts.running + self.counts.waiting > 0)
+        return self.silent_since is not None or self.requests > 0
+
+    @property
+    def requests(self) -> int:
+        """Requests that vLLM counts."""
+        return 0 if self.counts is None else self.counts.running + self.counts.waiting
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,7 @@ def heartbeat(looks: Sequence[Look], hung_seconds: float) -> Beat:
     if not last.work:
         return Beat(Pulse.IDLE, "No request is there.")
     there = f"{counts.running} requests run and {counts.waiting} wait"
-    if last.unanswered:
+    if last.silent_since is not None:
         there += ", the engine leaves a question of Flipwatch unanswered"
     start = _still_from(looks)
     still = last.at - looks[start].at
@@ -119,4 +124,11 @@ def _still_from(looks: Sequence[Look]) -> int:
 def _alike(one: Look, other: Look) -> bool:
     if one.counts is None or other.counts is None:
         return False
-    return (one.resting, one.work, one.counts.moving) == (other.resting, other.work, other.counts.moving)
+    return _told(one) == _told(other)
+
+
+def _told(look: Look) -> object:
+    # An answer to a question is a move only where there is no other work: requests can be stuck in an engine that
+    # answers.
+    moved = look.silent_since if look.requests == 0 else None
+    return look.resting, look.work, look.requests == 0, moved, None if look.counts is None else look.counts.moving

@@ -1,11 +1,13 @@
 """The heartbeat: hung, busy, idle, and what cannot be told."""
 
+from typing import Any
+
 import pytest
 
 from flipwatch.monitors.canary.pulse import Counts, Look, Pulse, heartbeat, remember
 
 
-def look(at: float, tokens: float | None, requests: int = 1, **more: bool) -> Look:
+def look(at: float, tokens: float | None, requests: int = 1, **more: Any) -> Look:
     """One look; without a number of tokens the counters could not be read."""
     counts = None if tokens is None else Counts(running=requests, waiting=0, moving=(tokens,))
     return Look(at, counts, **more)
@@ -60,11 +62,22 @@ def test_the_time_begins_with_the_work() -> None:
 def test_a_question_without_an_answer_is_work() -> None:
     """An engine that hung while it was idle never counts the request that waits for it."""
     idle = look(0, 5.0, requests=0)
-    asked = [look(at, 5.0, requests=0, unanswered=True) for at in (5, 10, 15)]
+    asked = [look(at, 5.0, requests=0, silent_since=4.0) for at in (5, 10, 15)]
     assert pulse(idle, *asked[:2]) is Pulse.MOVING
     beat = heartbeat(seen(idle, *asked), 10.0)
     assert beat.pulse is Pulse.HUNG
     assert "leaves a question of Flipwatch unanswered" in beat.reason
+
+
+def test_an_answer_to_one_question_is_a_move_while_another_is_open() -> None:
+    """Parts of a scan that hold an idle engine are answered one by one, and a look waits between them."""
+    looks = [look(at, 5.0, requests=0, silent_since=at - 1.0) for at in range(5, 60, 5)]
+    assert pulse(look(0, 5.0, requests=0), *looks) is Pulse.MOVING
+
+
+def test_requests_that_are_stuck_in_an_engine_that_answers_are_a_hang() -> None:
+    """Its loop goes on, and no token comes."""
+    assert pulse(look(0, 5.0), *(look(at, 5.0, silent_since=at - 1.0) for at in (5, 10))) is Pulse.HUNG
 
 
 def test_who_stands_still_on_purpose_does_not_hang() -> None:
