@@ -8,12 +8,16 @@ prefix, that was computed by the first model and used behind the swap moves a lo
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import httpx
+
+LEAST_TOLERANCE = 1e-4
+"""Nats.  Rounding depends on what else is in a batch; a stale key moves a log probability a thousand times further."""
 
 AT_ONCE = 32
 """References that are asked for at the same time."""
@@ -58,23 +62,25 @@ class Split(NamedTuple):
     """The latest one: between the two the models say the same."""
     off: float
     """How far the worst log probability lies from the model that it is said to be of, for the best position."""
+    stale: bool
+    """It lies further away than the tolerance at every position: the two others say nothing then."""
 
 
-def split(logprobs: Sequence[float], before: Sequence[float], after: Sequence[float], tolerance: float) -> Split | None:
-    """The position of the swap; None where there is no such position: something stale was used.
+def split(logprobs: Sequence[float], before: Sequence[float], after: Sequence[float], tolerance: float) -> Split:
+    """The position of the swap; `stale` where there is no such position: something of the first model was used.
 
     `before` and `after` are the same tokens' log probabilities under the first and the second model.
     """
     count = len(logprobs)
-    off = [
-        max(
-            [abs(x - b) for x, b in zip(logprobs[:at], before[:at], strict=True)]
-            + [abs(x - a) for x, a in zip(logprobs[at:], after[at:], strict=True)]
-        )
-        for at in range(count + 1)
-    ]
+    off = [_worst(logprobs, [*before[:at], *after[at:]]) for at in range(count + 1)]
     fits = [at for at in range(count + 1) if off[at] <= tolerance]
-    return Split(fits[0], fits[-1], min(off)) if fits else None
+    return Split(fits[0], fits[-1], min(off), stale=False) if fits else Split(0, count, min(off), stale=True)
+
+
+def _worst(told: Sequence[float], known: Sequence[float]) -> float:
+    """The largest difference; infinite where one is no number."""
+    gaps = [abs(x - y) for x, y in zip(told, known, strict=True)]
+    return math.inf if any(map(math.isnan, gaps)) else max(gaps)
 
 
 class Server:
@@ -202,7 +208,7 @@ class Outcome:
     first_new: list[float]
     """When each stream that has one got its first token of the second model; the latest that it can have been."""
     off: float
-    """The worst log probability's distance from its model, over all streams that are not stale."""
+    """The worst log probability's distance from its model, over all streams."""
 
 
 def judge(
@@ -218,10 +224,10 @@ def judge(
         if stream.failed is not None:
             continue
         found = split(stream.logprobs, first, second, tolerance)
-        if found is None:
+        off = max(off, found.off)
+        if found.stale:
             stale.append(index)
             continue
-        off = max(off, found.off)
         across += 0 < found.first <= found.last < stream.asked
         if found.last < stream.asked:
             first_new.append(stream.at[found.last])

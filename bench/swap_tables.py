@@ -63,7 +63,7 @@ def _requests(runs: list[dict[str, Any]]) -> Table:
         "Each token is held against its log probability under the model of before and of after the swap (prompt and "
         "output as one prompt, on the idle server). A stream is stale when there is no position in front of which all "
         "are those of the first and behind which all are those of the second, within the tolerance: 3 times the "
-        "largest difference in a wave without a swap. `across`: streams with tokens of both models. `apart`: tokens "
+        "largest difference in a wave without a swap, at least 1e-4 nats. `across`: streams with tokens of both models. `apart`: tokens "
         "at which the two models differ by more than the tolerance. `cached`: prompts that began in the prefix cache. "
         "The streams over an undo begin under the skip, so their first tokens also show that nothing of before the "
         "skip was left in the prefix cache."

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import checkpoints
 import typer
 from report import publish
-from streams import Outcome, Server, Stream, judge, run
+from streams import LEAST_TOLERANCE, Outcome, Server, Stream, judge, run
 from swap_operator import KV_BLOCK, Operator, Order, served
 from swap_tables import markdown, tables
 
@@ -27,7 +27,8 @@ TEXTS = Path(__file__).resolve().parents[1] / "monitors" / "data" / "validation.
 FAMILIES = 5
 """A quarter of the prompts begin with one of so many texts, of one block of the KV cache."""
 NOISE = 3.0
-"""The tolerance is so many times the largest difference between a stream and its reference without any swap."""
+"""The tolerance is so many times the largest difference between a stream and its reference without any swap, or the
+least one."""
 SOME = 25
 """Streams of the wave without a swap that are held against the reference."""
 FAULT = {"tensor": "mlp.up_proj", "kind": "burst", "count": 50}
@@ -82,7 +83,7 @@ class Waves:
             for stream, row in zip(some, known, strict=True)
             for x, y in zip(stream.logprobs, row, strict=True)
         )
-        self._tolerance = NOISE * noise
+        self._tolerance = max(NOISE * noise, LEAST_TOLERANCE)
         return {"noise": noise, "tolerance": self._tolerance, "plain": _seen(self._plain)}
 
     async def gates(self, wanted: Sequence[str]) -> dict[str, Any]:

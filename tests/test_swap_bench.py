@@ -30,6 +30,7 @@ def modules() -> Iterator[dict[str, ModuleType]]:
         ([-1.004, -1.1, -2.2, -2.296], (2, 2)),
         ([*OLD[:2], -1.7, NEW[3]], None),  # of neither: computed from a mixture
         ([OLD[0], NEW[1], OLD[2], NEW[3]], None),  # forth and back
+        ([OLD[0], float("nan"), *NEW[2:]], None),
     ],
 )
 def test_a_stream_has_one_position_of_the_swap(
@@ -37,7 +38,7 @@ def test_a_stream_has_one_position_of_the_swap(
 ) -> None:
     """Up to the position all tokens are of the first model, from it on of the second; else the stream is stale."""
     split = modules["streams"].split(told, OLD, NEW, 0.01)
-    assert (None if split is None else (split.first, split.last)) == found
+    assert (None if split.stale else (split.first, split.last)) == found
 
 
 def test_where_the_models_agree_the_position_is_not_known(modules: dict[str, ModuleType]) -> None:
@@ -66,6 +67,7 @@ def test_streams_are_counted(modules: dict[str, ModuleType]) -> None:
     outcome = module.judge(streams, [OLD] * 5, [NEW] * 5, 0.01)
     assert outcome.failed == ["ended by abort with 2 of 4 tokens", "ReadError: gone"]
     assert (outcome.stale, outcome.across, outcome.first_new, outcome.told_apart) == ([2], 1, [12.0], 1.0)
+    assert outcome.off == pytest.approx(0.5)
     assert streams[0].longest_stall == 3.0
 
 

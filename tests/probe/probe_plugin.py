@@ -169,15 +169,9 @@ def _stale_cache() -> None:
 
     original = Engine._change
 
-    async def change(self: Any, act: Any) -> Any:
-        if not os.path.exists(os.environ["FLIPWATCH_TESTS_FAIL"] + "-stale"):  # noqa: ASYNC240 - tests
-            return await original(self, act)
-        try:
-            await self._client.pause_generation(mode="keep", clear_cache=False)
-            return await act(), 0.0
-        finally:
-            await self._client.resume_generation()
-            self._changing = False
+    async def change(self: Any, act: Any, keep_caches: bool) -> Any:
+        stale = os.path.exists(os.environ["FLIPWATCH_TESTS_FAIL"] + "-stale")  # noqa: ASYNC240 - tests
+        return await original(self, act, keep_caches or stale)
 
     Engine._change = change  # type: ignore[method-assign]
 

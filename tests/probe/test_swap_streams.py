@@ -77,12 +77,13 @@ class Clients:
         return list(found)
 
     async def tolerance(self) -> float:
-        """Three times the largest difference from the reference without any swap."""
+        """Three times the largest difference from the reference without any swap, or the least one."""
         found, _ = await self.streams.run(self.api, self.prompts, TOKENS)
         assert not [stream.failed for stream in found if stream.failed]
         known = await self.api.reference(found[:40])
         pairs = zip(found[:40], known, strict=True)
-        return 3 * max(abs(x - y) for stream, row in pairs for x, y in zip(stream.logprobs, row, strict=True))
+        noise = max(abs(x - y) for stream, row in pairs for x, y in zip(stream.logprobs, row, strict=True))
+        return max(3 * noise, float(self.streams.LEAST_TOLERANCE))
 
     async def judged(self, found: list[Any], before: list[list[float]], after: list[list[float]]) -> Any:
         """The outcome."""
