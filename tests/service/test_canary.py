@@ -1,6 +1,5 @@
 """The canary through the whole sidecar: what is expected, what is found, what must not become normal, its clock."""
 
-import asyncio
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +21,7 @@ BURST = {"block": 4, "tensor": "mlp.up_proj", "kind": "burst"}
 
 async def _ended(api: Any, accepted: Any) -> dict[str, Any]:
     assert accepted.status_code == 202, accepted.text
-    # Not `idle`: scans of other monitors may be held.
-    await asyncio.wait({api.sidecar.runner._answers.task})
+    await api.sidecar.runner.ended(NAME)
     record: dict[str, Any] = (await api.get(accepted.headers["location"])).json()
     return record
 
