@@ -5,7 +5,7 @@ It does not hold the engine, so it waits for nobody who does.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 from uuid import uuid4
 
@@ -137,9 +137,8 @@ class Canaries:
         recorded, why_not = self._expectations.recorded, self._misfit(facts)
         if recorded is not None and why_not is None:
             return Reference(ReferenceKind.RECORDED, recorded), None
-        first = self._first
-        if first is not None and (first.boot_id, first.baseline) == (facts.boot_id, self._baseline()):
-            return Reference(ReferenceKind.FIRST, first.expectation), why_not
+        if self._first is not None and self._first_fits(self._first, facts):
+            return Reference(ReferenceKind.FIRST, self._first.expectation), why_not
         none = "this vLLM process has given no answers that can be trusted"
         return None, none if why_not is None else f"{why_not}, and {none}"
 
@@ -147,6 +146,14 @@ class Canaries:
         """Why the recorded answers are not used; None where they are, or there are none."""
         recorded = self._expectations.recorded
         return None if recorded is None else misfit(recorded, conditions(facts))
+
+    def _first_fits(self, first: _First, facts: ModelFacts) -> bool:
+        """Whether these are first answers of this process, and no baseline was taken anew since."""
+        now = self._baseline()
+        if first.baseline is None:
+            # They came before the first sweep told of the baseline.
+            self._first = replace(first, baseline=now)
+        return first.boot_id == facts.boot_id and (None in (first.baseline, now) or first.baseline == now)
 
     def _baseline(self) -> float | None:
         """When the baseline of the weights was taken: a new one means that they were changed on purpose."""

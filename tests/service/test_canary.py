@@ -99,6 +99,23 @@ async def test_a_new_process_gives_first_answers_of_its_own(start: Start, server
     _is(await _asked(api), "failed", "changed", "first")
 
 
+async def test_first_answers_outlive_a_sweep_and_not_a_baseline_that_was_announced(
+    start: Start, server: FakeServer
+) -> None:
+    """A sweep that tells of the baseline for the first time changes nothing; weights changed on purpose answer anew."""
+    api = await start()
+    _is(await _asked(api), "ok", "none", "first")
+    await api.post("/v1/scans", {"monitor": "fingerprint"})
+    await api.sidecar.runner.idle()
+    server.answers.move = {1: 0.5}
+    _is(await _asked(api), "failed", "changed", "first")
+    await api.post("/v1/integrity", {"reason": "weight sync"}, who="boss")
+    await api.sidecar.runner.idle()
+    _is(await _asked(api), "ok", "none", "first")
+    server.answers.move = {}
+    _is(await _asked(api), "failed", "changed", "first")
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
