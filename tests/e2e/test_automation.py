@@ -79,10 +79,10 @@ def _decided(sidecar: Sidecar, what: str) -> dict[str, Any] | None:
     return next((event for event in _decisions(sidecar) if event["what"] == f"automation {what}"), None)
 
 
-def _mitigation(sidecar: Sidecar, action: str, state: str) -> dict[str, Any] | None:
-    """The last mitigation of this kind that is in this state."""
+def _mitigation(sidecar: Sidecar, action: str, *states: str) -> dict[str, Any] | None:
+    """The last mitigation of this kind that is in one of these states."""
     records = sidecar.call("GET", "/mitigations")
-    return next((record for record in records if (record["action"], record["state"]) == (action, state)), None)
+    return next((record for record in records if record["action"] == action and record["state"] in states), None)
 
 
 def _found_at(sidecar: Sidecar, after: float) -> float:
@@ -128,9 +128,11 @@ def test_from_fault_to_sane_answers_by_repair_and_by_skip(vllm: VllmServer, star
         vllm.inject(**BURST)
         broken = sum(vllm.prompt_logprobs(words))
         failed = wait_for("the repair that fails", lambda: _mitigation(sidecar, "repair", "failed"))
-        skip = wait_for("the skip", lambda: _mitigation(sidecar, "skip", "active"), 240)
-        sane = time.time()
+        # The gate is written before the proof is measured.
+        skip = wait_for("the skip", lambda: _mitigation(sidecar, "skip", "verifying", "active"), 240)
         skipped, answer = sum(vllm.prompt_logprobs(words)), vllm.outputs([PROMPT])[0][0]
+        sane = time.time()
+        skip = sidecar.mitigation(skip["id"], "active")
     finally:
         checkpoint.with_name("moved").rename(checkpoint)
     assert (skip["automatic"], skip["rule"], skip["blocks"]) == (True, "weight_fault: skip", [4])
