@@ -95,6 +95,7 @@ def compare(model: Path, mode: str, *, batch: int, bursts: int, steps: int, cach
         kernels = {name: both[gated].asked("kernels") for name, gated in (("plain", False), ("gated", True))}
     return {
         "mode": mode,
+        "model": model.resolve().name,
         "batch": batch,
         "ratios": found,
         "step_seconds": {"plain": times[False], "gated": times[True]},

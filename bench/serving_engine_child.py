@@ -70,15 +70,14 @@ class Decoder:
 
 
 def kernels() -> dict[str, int]:
-    """What inductor has written into its folder: calls of kernels in the wrappers, and lines of work in the kernels."""
-    calls = lines = 0
+    """Of the largest graph that inductor has written into its folder, which is the model: calls, lines in its kernels."""
+    found = []
     for file in Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).rglob("*.py"):
         text = file.read_text(encoding="utf-8", errors="replace")
-        if "def call(" not in text:
-            continue
-        body = text[text.index("def call(") :]
-        calls += len(re.findall(_CALL, body, re.MULTILINE))
-        lines += len(re.findall(r"auto tmp\d+ = ", text))
+        if "def call(" in text:
+            body = text[text.index("def call(") :]
+            found.append((len(re.findall(_CALL, body, re.MULTILINE)), len(re.findall(r"auto tmp\d+ = ", text))))
+    calls, lines = max(found, default=(0, 0))
     return {"kernels": calls, "operations": lines}
 
 

@@ -8,6 +8,8 @@ anew for every condition.  One line of JSON per pair, so that a run that is ende
 import json
 import math
 import time
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,13 +42,15 @@ CONDITIONS: dict[str, dict[str, Any] | None] = {
     "scanning at 0.25": _scanning(0.25),
 }
 
-CLOSED = Shape(prompts=8, input_tokens=32, output_tokens=64, rate=math.inf, streams=8)
-RATES = (
+CLOSED = Shape(prompts=8, input_tokens=32, output_tokens=32, rate=math.inf, streams=8)
+_RATES = (
     Shape(prompts=6, input_tokens=32, output_tokens=48, rate=1.0, streams=None),
     Shape(prompts=8, input_tokens=32, output_tokens=48, rate=2.0, streams=None),
 )
-_CLOSED_PAIRS = 4
-"""Of each round: the throughput is what the noise of a machine hides first."""
+# The throughput is what the noise of a machine hides first.
+LOADS = [("closed loop", CLOSED)] * 5 + [(f"{shape.rate:g} per s", shape) for shape in _RATES]
+"""Of one condition in one round."""
+
 _console = Console(stderr=True, soft_wrap=True)
 
 
@@ -54,22 +58,16 @@ def pair_of(both: Sides, condition: str, shape: Shape, model: Path, number: int)
     """Both segments of a pair, one after the other."""
     watched = "plain" if condition == "nothing" else "flipwatch"
     order = ("plain", watched) if number % 2 else (watched, "plain")
-    found: list[dict[str, Any]] = []
-    for side in order:
-        used = both.cpu_seconds(side)
-        segment = drive(both.urls[side], NAME, model, shape, seed=number)
-        found.append(segment | {"cpu_seconds": both.cpu_seconds(side) - used})
-    first, second = found
+    first, second = (drive(both.urls[side], NAME, model, shape, seed=number) for side in order)
     plain, other = (first, second) if number % 2 else (second, first)
     return {"plain": plain, "watched": other}
 
 
 def measure(model: Path, mode: str, work: Path, conditions: list[str], rounds: int, deadline: float) -> None:
     """Rounds over all conditions, as far as the time reaches."""
-    shapes = [("closed loop", CLOSED)] * _CLOSED_PAIRS + [(f"{shape.rate:g} per s", shape) for shape in RATES]
     file = work / f"{mode}.jsonl"
     known = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    done = {(line["round"], line["condition"]) for line in known}
+    done = {(line["round"], line["condition"], line["number"]) for line in known}
     with sides(model, mode, work / "cache") as both, file.open("a", encoding="utf-8") as lines:
         for side in both.urls.values():
             # Not measured: the first requests of a server meet code that has not run yet.
@@ -77,36 +75,30 @@ def measure(model: Path, mode: str, work: Path, conditions: list[str], rounds: i
         for number in range(rounds):
             turn = number % len(conditions)
             for condition in conditions[turn:] + conditions[:turn]:
-                if (number, condition) in done:
+                todo = [at for at in range(len(LOADS)) if (number, condition, at) not in done]
+                if not todo or time.monotonic() > deadline:
                     continue
-                if time.monotonic() > deadline:
-                    return
-                for line in _one(both, condition, shapes, model, number):
+                for line in _pairs(both, condition, model, number, todo):
                     print(json.dumps(line), file=lines, flush=True)
+                    if time.monotonic() > deadline:
+                        break
 
 
-def _one(
-    both: Sides, condition: str, shapes: list[tuple[str, Shape]], model: Path, number: int
-) -> list[dict[str, Any]]:
+def _pairs(both: Sides, condition: str, model: Path, number: int, todo: list[int]) -> Iterator[dict[str, Any]]:
+    """The pairs of one condition in one round, by their numbers in `LOADS`."""
     settings = CONDITIONS[condition]
-    made = []
-    common = {"round": number, "condition": condition}
-    if settings is None:
-        return [
-            common | {"load": name} | pair_of(both, condition, shape, model, number + at)
-            for at, (name, shape) in enumerate(shapes)
-        ]
-    with both.sidecar(settings) as sidecar:
-        if condition != "idle":
-            sidecar.wait_until("flipwatch_sweeps_total" if condition == "sweeping" else "flipwatch_scans_total", 1.0)
-        for at, (name, shape) in enumerate(shapes):
-            began, before = time.monotonic(), sidecar.held()
+    with nullcontext() if settings is None else both.sidecar(settings) as sidecar:
+        if sidecar is not None and condition != "idle":
+            sidecar.wait_until(f"flipwatch_{'sweeps' if condition == 'sweeping' else 'scans'}_total", 1.0)
+        for at in todo:
+            name, shape = LOADS[at]
+            began, before = time.monotonic(), (0.0, 0.0) if sidecar is None else sidecar.held()
             pair = pair_of(both, condition, shape, model, number + at)
-            seconds = time.monotonic() - began
-            parts, held = (after - earlier for after, earlier in zip(sidecar.held(), before, strict=True))
-            made.append(common | {"load": name, "parts": parts, "held_seconds": held, "seconds": seconds} | pair)
-            _console.print(f"{common} {name}: {parts:.0f} parts, {held:.3f} s held")
-    return made
+            after = (0.0, 0.0) if sidecar is None else sidecar.held()
+            parts, held = (now - earlier for now, earlier in zip(after, before, strict=True))
+            common = {"round": number, "condition": condition, "number": at, "load": name}
+            _console.print(f"{common}: {parts:.0f} parts, {held:.3f} s held")
+            yield common | {"parts": parts, "held_seconds": held, "seconds": time.monotonic() - began} | pair
 
 
 def main(

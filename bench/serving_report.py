@@ -34,6 +34,7 @@ def figures_of(work: Path, modes: list[str]) -> dict[str, Any]:
 
 def _engine(measured: dict[str, Any]) -> dict[str, Any]:
     return {
+        "model": measured["model"],
         "batch": measured["batch"],
         "pairs": len(measured["ratios"]["wall"]),
         "step_ms": {side: 1e3 * statistics.median(times["wall"]) for side, times in measured["step_seconds"].items()},
@@ -74,9 +75,6 @@ def _one(pairs: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "pairs": len(pairs),
         "throughput": interval(ratios(lambda side: side["tokens_per_second"]), statistics.median),
-        "cpu_per_token": interval(
-            ratios(lambda side: side["cpu_seconds"] / (side["tokens_per_second"] * side["seconds"])), statistics.median
-        ),
         "ttft_p50": interval(ratios(lambda side: statistics.median(side["ttft_ms"])), statistics.median),
         "itl_p50": interval(ratios(lambda side: statistics.median(side["itl_ms"])), statistics.median),
         "itl_p99_above_ms": interval(pairs, above(0.99)),
@@ -121,6 +119,7 @@ def tables_of(figures: dict[str, Any]) -> list[Table]:
             rows.append(
                 [
                     mode,
+                    of["model"],
                     str(of["pairs"]),
                     f"{step['plain']:.1f} and {step['gated']:.1f}",
                     _shown(of["wall_ratio"]),
@@ -132,7 +131,15 @@ def tables_of(figures: dict[str, Any]) -> list[Table]:
             "Decode steps of two engines that step in turn, with all gates at 1: what the gates alone cost. The "
             "fastest quarter of each burst counts. Calls and operations are those of the code that inductor made."
         )
-        columns = ["mode", "pairs", "ms per step, plain and gated", "gated / plain", "in CPU seconds", "inductor"]
+        columns = [
+            "mode",
+            "model",
+            "pairs",
+            "ms per step, plain and gated",
+            "gated / plain",
+            "in CPU seconds",
+            "inductor",
+        ]
         tables.append(Table("Gates", text, columns, rows))
     for mode, conditions in figures["serving"].items():
         rows = [
@@ -141,7 +148,6 @@ def tables_of(figures: dict[str, Any]) -> list[Table]:
                 load,
                 str(of["pairs"]),
                 _shown(of["throughput"]),
-                _shown(of["cpu_per_token"]),
                 _shown(of["ttft_p50"], 2),
                 _shown(of["itl_p50"], 2),
                 f"{of['itl_p99_ms']['plain']:.0f} and {of['itl_p99_ms']['watched']:.0f}",
@@ -156,7 +162,7 @@ def tables_of(figures: dict[str, Any]) -> list[Table]:
             "pairs; `held` is the share of the time for which parts held the engine."
         )
         columns = [
-            *("condition", "load", "pairs", "throughput", "CPU seconds per token", "TTFT p50", "ITL p50"),
+            *("condition", "load", "pairs", "throughput", "TTFT p50", "ITL p50"),
             *("ITL p99, ms", "above plain, ms", "held"),
         ]
         tables.append(Table(f"Serving, {mode}", text, columns, rows))

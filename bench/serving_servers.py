@@ -4,7 +4,6 @@ All are on loopback; each server computes on one thread.
 """
 
 import json
-import os
 import secrets
 import sys
 import time
@@ -34,19 +33,6 @@ class Sides:
     servers: dict[str, Server]
     urls: dict[str, str]
     _numbers: int = field(default=0, init=False)
-
-    def cpu_seconds(self, side: str) -> float:
-        """CPU time of all processes of a server so far."""
-        process = self.servers[side].process
-        ticks = 0
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                fields = stat.read_text().rpartition(")")[2].split()
-            except OSError:
-                continue  # ended meanwhile
-            if process is not None and int(fields[2]) == process.pid:
-                ticks += int(fields[11]) + int(fields[12])
-        return ticks / os.sysconf("SC_CLK_TCK")
 
     @contextmanager
     def sidecar(self, settings: dict[str, Any]) -> Iterator["Sidecar"]:
