@@ -134,10 +134,11 @@ class LiveView:
         ends: dict[int, Tensor] = {}
 
         def observe(index: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if index == first:
+            if index == first > 0:
                 hidden = self._signatures[index].get_hidden(args, kwargs)
                 residual = self._signatures[index].get_residual(args, kwargs)
-                ends[first] = (hidden if residual is None else self._forms[index].stream((hidden, residual))).clone()
+                alone = residual is None or self._forms[index] is Form.PLAIN
+                ends[first] = (hidden if alone else self._forms[index].stream((hidden, residual))).clone()
             out = type(layer).forward(layer, *args, **kwargs)
             if index == last:
                 ends[last + 1] = self._forms[index].stream(out).clone()
