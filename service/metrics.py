@@ -15,7 +15,8 @@ from ..monitors.alpha_scan import AlphaScan, AlphaScanFinding, Profile, Threshol
 from ..monitors.finding import Health
 from ..monitors.fingerprint.facts import Method
 from ..monitors.verdict.verdict import Verdict
-from .alerts import NAMES, Alerts
+from .alert import NAMES
+from .alerts import Alerts
 from .drain_orders import drain_in_effect
 from .live import Live
 from .metrics_canary import of_canary

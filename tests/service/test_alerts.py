@@ -12,7 +12,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from flipwatch.monitors.finding import Health
-from flipwatch.service.alerts import BLOCK_FLAGGED, DRIFTED, NOT_FINITE, UNKNOWN, WEIGHTS_CHANGED, Alerts
+from flipwatch.service.alert import BLOCK_FLAGGED, DRIFTED, NOT_FINITE, UNKNOWN, WEIGHTS_CHANGED
+from flipwatch.service.alerts import Alerts
 from flipwatch.service.records import FindingRecord, ScanTrigger
 from flipwatch.service.settings import Settings
 from flipwatch.service.sidecar import Sidecar

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flipwatch.monitors.canary.plan import PROMPTS
-from flipwatch.service.alerts import ANSWERS_WRONG, UNKNOWN
+from flipwatch.service.alert import ANSWERS_WRONG, UNKNOWN
 
 from .fake_server import FakeServer
 

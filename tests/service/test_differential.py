@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flipwatch.service.alerts import BLOCK_DEPARTS, UNKNOWN
+from flipwatch.service.alert import BLOCK_DEPARTS, UNKNOWN
 from flipwatch.service.settings import Settings
 from flipwatch.service.sidecar import Sidecar
 

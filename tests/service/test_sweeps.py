@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flipwatch.monitors.fingerprint.facts import NotCovered
-from flipwatch.service.alerts import UNKNOWN, VERDICT, WEIGHTS_CHANGED
+from flipwatch.service.alert import UNKNOWN, VERDICT, WEIGHTS_CHANGED
 from flipwatch.service.records import ScanTrigger
 from flipwatch.service.settings import Settings
 from flipwatch.service.sidecar import Sidecar

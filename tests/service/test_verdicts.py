@@ -12,7 +12,8 @@ from flipwatch.monitors.finding import Action, Health
 from flipwatch.monitors.fingerprint.judgement import NAME as FINGERPRINT
 from flipwatch.monitors.verdict.evidence import HEARTBEAT, Answer, Question, Sign
 from flipwatch.monitors.verdict.verdict import Joined, Verdict
-from flipwatch.service.alerts import ALERTING, VERDICT, Alerts
+from flipwatch.service.alert import ALERTING, VERDICT
+from flipwatch.service.alerts import Alerts
 from flipwatch.service.records import FindingRecord, ScanTrigger
 from flipwatch.service.settings import Settings
 from flipwatch.service.sidecar import Sidecar
