@@ -70,7 +70,7 @@ class Decoder:
 
 
 def kernels() -> dict[str, int]:
-    """Of the largest graph that inductor has written into its folder, which is the model: calls, lines in its kernels."""
+    """Of the largest graph in the folder of inductor, which is the model: calls, and lines in its kernels."""
     found = []
     for file in Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).rglob("*.py"):
         text = file.read_text(encoding="utf-8", errors="replace")
