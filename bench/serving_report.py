@@ -15,7 +15,9 @@ HEAD = [
     "for each server: a plain vLLM and one with Flipwatch are alive at the same time and driven in turn by vLLM's own "
     "benchmark client. Each ratio is of two segments next to each other; the tables show the median over the pairs and "
     "a 95 % bootstrap interval of that median. The row `nothing` compares plain with plain: what the machine makes "
-    "of no difference.\n",
+    "of no difference. Where its interval is wider than a percent, so are those of the other rows, and the bound comes "
+    "from the parts instead: throughput under a condition is at least plain, divided by the ratio of the gates, times "
+    "what `held` leaves.\n",
 ]
 _DRAWS = 2000
 
@@ -129,7 +131,8 @@ def tables_of(figures: dict[str, Any]) -> list[Table]:
             )
         text = (
             "Decode steps of two engines that step in turn, with all gates at 1: what the gates alone cost. The "
-            "fastest quarter of each burst counts. Calls and operations are those of the code that inductor made."
+            "fastest quarter of each burst counts. A ratio below 1 is not the gates' doing: two processes differ by "
+            "themselves. Calls and operations are those of the code that inductor made."
         )
         columns = [
             "mode",
@@ -171,7 +174,7 @@ def tables_of(figures: dict[str, Any]) -> list[Table]:
 
 def _shown(figure: Sequence[float], digits: int = 3) -> str:
     value, low, high = figure
-    return f"{value:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+    return f"{value:.{digits}f}" + ("" if low == high else f" ({low:.{digits}f} to {high:.{digits}f})")
 
 
 def _held(share: float, part_ms: float | None) -> str:
