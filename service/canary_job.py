@@ -26,7 +26,7 @@ from .heart import Heart
 from .job import Job, Note, Outcome
 from .live import Live
 from .measuring import ModelChanged, ScanError
-from .probe import ProbeError
+from .probe import ProbeAsleep, ProbeError
 from .recordings import conditions
 from .records import ScanTrigger
 from .settings import CanarySettings
@@ -237,22 +237,26 @@ class Canaries:
             return None
 
     async def _look(self) -> ModelFacts | None:
-        """The model as it is now; None where the probe does not say, which must not keep the canary from asking."""
+        """The model as it is now; None where the probe does not say, which must not keep the canary from asking.
+
+        Raises `ProbeAsleep`: an engine that somebody told to stand still owes nobody an answer.
+        """
         look = asyncio.ensure_future(self._watcher.look())
         # It goes on by itself: what it sees is true, however late.
         look.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.wait({look}, timeout=_PATIENCE_SECONDS)
         try:
             return look.result() if look.done() else None
+        except ProbeAsleep:
+            raise
         except ProbeError:
             return None
 
     async def _same_model(self, before: ModelFacts | None, reading: CanaryReading) -> None:
-        """Raises `ModelChanged` where the answers are of two models."""
-        if before is None or any(answer.failure is Failure.TIMED_OUT for answer in reading.answers):
-            return
+        """Raises `ModelChanged` where the answers are of two models, `ProbeAsleep` where vLLM was put to sleep."""
         after = await self._look()
-        if after is None:
+        timed_out = any(answer.failure is Failure.TIMED_OUT for answer in reading.answers)
+        if before is None or after is None or timed_out:
             return
         if (after.boot_id, after.gates, after.faults) != (before.boot_id, before.gates, before.faults):
             raise ModelChanged("The model was changed while it was asked.")

@@ -221,6 +221,27 @@ async def test_a_busy_server_is_not_at_fault(start: Start, server: FakeServer) -
     assert "it computes other tokens meanwhile" in finding["reason"]
 
 
+@pytest.mark.parametrize("meanwhile", [False, True])
+async def test_a_server_that_sleeps_is_not_at_fault(start: Start, server: FakeServer, meanwhile: bool) -> None:
+    """It was told to stand still: it is not asked, and what it leaves unanswered meanwhile says nothing about it."""
+    api = await start(canary={"timeout_seconds": 0.2})
+    asleep = {"GET /model": (503, "vLLM is asleep, or paused by somebody else; nothing is read or changed.")}
+    server.refuse_title = "Asleep"
+    if meanwhile:
+        server.answers.hang()
+    else:
+        server.refuse.update(asleep)
+    accepted = await api.post("/v1/scans", {"monitor": NAME})
+    if meanwhile:
+        await server.answers.reached()
+        server.refuse.update(asleep)
+    scan = await _ended(api, accepted)
+    server.answers.go_on()
+    assert (scan["state"], scan["finding"]["health"]) == ("failed", "unknown")
+    assert scan["error"].startswith("vLLM is asleep")
+    assert len(server.answers.asked) == meanwhile
+
+
 async def test_who_cannot_be_asked_is_unknown(start: Start, server: FakeServer) -> None:
     """A key that is refused says nothing about the model; nor does a server that is not there."""
     api = await start()
