@@ -38,7 +38,7 @@ from ..monitors.wire import (
     SelfTest,
 )
 from . import switches
-from .engine import Engine, ProbeError
+from .engine import Engine, ProbeError, problem_of
 from .live import LiveServer
 from .live_integrity import LiveIntegrity
 from .load import Load
@@ -75,8 +75,7 @@ class ProblemRoute(APIRoute):
                 return problem_response(Problem(title="Wrong request", status=error.status_code, detail=error.detail))
             except Exception as error:
                 logger.exception("Flipwatch failed to answer %s.", request.url.path)
-                detail = f"{type(error).__name__}: {error}"
-                return problem_response(Problem(title="The engine did not answer", status=503, detail=detail))
+                return problem_response(problem_of(error))
 
         return guarded
 

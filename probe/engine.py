@@ -27,6 +27,13 @@ class ProbeError(Exception):
         self.problem = Problem(title=title, status=status, detail=detail)
 
 
+def problem_of(error: Exception) -> Problem:
+    """Of whatever went wrong; what is none of ours is vLLM's own, whose engine did not answer."""
+    if isinstance(error, ProbeError):
+        return error.problem
+    return Problem(title="The engine did not answer", status=503, detail=f"{type(error).__name__}: {error}.")
+
+
 class Reply(NamedTuple):
     """One rank's answer."""
 

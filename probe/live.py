@@ -18,7 +18,7 @@ from ..monitors.wire import (
     SelfTest,
     SelfTestState,
 )
-from .engine import Engine, ProbeError, Reply, boot_id
+from .engine import Engine, ProbeError, Reply, boot_id, problem_of
 from .kv_cache import KV_CACHE
 from .load import Load
 from .measurement import OF_BYTES
@@ -121,16 +121,18 @@ class LiveServer:
                 replies = await self._engine.call("set_gates", gates=wanted)
                 after = _merge_gates(replies, known.num_blocks)
                 _check(after, wanted)
-            except ProbeError as error:
-                # All or nothing: a rank that did write must not stay ahead of the others.
+            except Exception as error:
+                # All or nothing, whatever went wrong, also in vLLM: a rank that did write must not stay ahead of the
+                # others.
+                problem = problem_of(error)
                 outcome = "The gates were put back."
                 try:
                     replies = await self._engine.call("set_gates", gates=previous)
                     _check(_merge_gates(replies, known.num_blocks), previous)
-                except ProbeError as second:
-                    outcome = f"Putting them back failed too, the ranks may differ: {second.problem.detail}"
-                detail = f"{error.problem.detail} {outcome}"
-                raise ProbeError(error.problem.status, error.problem.title, detail) from error
+                except Exception as second:
+                    outcome = f"Putting them back failed too, the ranks may differ: {problem_of(second).detail}"
+                detail = f"{problem.detail} {outcome}"
+                raise ProbeError(problem.status, problem.title, detail) from error
             return after
 
         gates, seconds = await self._engine.change(write)

@@ -161,3 +161,39 @@ def test_a_change_asks_a_serving_engine_nothing_that_is_known() -> None:
     with pytest.raises(ProbeError, match="vLLM was restarted"):
         asyncio.run(live.set_gates(change.model_copy(update={"boot_id": "another"})))
     assert (client.serving, client.paused) == (["is_sleeping", "pause"], False)
+
+
+class _Replicas(_Served):
+    """Two engines; after the first one has written, a question to the second one fails inside vLLM."""
+
+    def __init__(self, fails: str) -> None:
+        super().__init__()
+        self.engine_ranks_managed = [0, 1]
+        self.each = [[1.0, 0.5, 1.0], [1.0, 0.5, 1.0]]
+        self.fails: list[str] = [fails]
+
+    async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
+        if method == "is_sleeping":
+            return [self.paused, self.paused]
+        replies = []
+        for engine, gates in enumerate(self.each):
+            if engine == 1 and args[2][1] in self.fails:
+                self.fails.remove(args[2][1])
+                raise RuntimeError("Call to collective_rpc method failed: no space left")
+            self.gates = gates
+            (reply,) = await self.collective_rpc(args[0], args=args[2])
+            replies.append([{**reply, "engine": engine, "rank": engine}])
+        return replies
+
+
+def test_gates_are_put_back_where_vllm_itself_fails_on_one_engine() -> None:
+    """One engine has written, the other one's call broke off in vLLM: neither serves under the new gates."""
+    client = _Replicas(fails="set_gates")
+    live = LiveServer(Engine(client), Load(client), "0.1.0")
+    facts = asyncio.run(live.facts())
+    change = GateChange(boot_id=facts.boot_id, gates=[Gate(block=2, alpha=0.0)])
+    with pytest.raises(ProbeError, match=r"no space left\. The gates were put back\.") as refused:
+        asyncio.run(live.set_gates(change))
+    assert refused.value.problem.status == 503
+    assert (client.each, client.paused) == ([[1.0, 0.5, 1.0]] * 2, False)
+    assert asyncio.run(live.set_gates(change)).gates == [1.0, 0.5, 0.0]
