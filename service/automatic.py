@@ -4,10 +4,11 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 import structlog
+from pydantic import ValidationError
 
 from ..monitors.verdict.verdict import Joined, Verdict
 from .automation import Decision, Memory, Refusal, Says, Situation, decide
-from .guard import BreakerOpen, MitigationBusy, MitigationError, OtherProcess, WeightsUnknown
+from .guard import BreakerOpen, MitigationBusy, MitigationError, NothingChanged, OtherProcess, WeightsUnknown
 from .mitigation import Mitigator
 from .policy import Rule
 from .probe import ProbeError
@@ -16,7 +17,8 @@ from .settings import MitigationSettings
 from .store import Store, StoreError
 
 # The next verdict may find it otherwise: no reason for the next rule, which may do more than is needed.
-_FOR_NOW = (MitigationBusy, OtherProcess, WeightsUnknown, ProbeError, StoreError)
+# Where a fresh look finds nothing changed, the verdict is out of date.
+_FOR_NOW = (MitigationBusy, OtherProcess, WeightsUnknown, NothingChanged, ProbeError, StoreError)
 
 _IN_EFFECT = IN_FLIGHT | {MitigationState.ACTIVE}
 
@@ -115,17 +117,29 @@ class Automatic:
 
     def _with(self, verdict: Verdict, boot_id: str, heard_at: float | None) -> Memory:
         """What is remembered, this verdict included; of another vLLM process nothing.  Raises `StoreError`."""
-        known = self._memory or self._store.automation()
+        known = self._memory or self._stored()
         if known is None or known.boot_id != boot_id:
             known = Memory(boot_id=boot_id)
         well_at = self._now() if verdict is Verdict.OK else known.well_at
         known = known.model_copy(update={"well_at": well_at})
-        # The same evidence is joined again each time that a finding of another monitor comes.
-        heard_before = heard_at is None or (known.heard_at is not None and heard_at <= known.heard_at)
-        if known.verdicts[-1:] == (verdict,) and heard_before:
-            return known
+        counted_at = known.heard_at.get(verdict)
+        is_new = heard_at is not None and (counted_at is None or heard_at > counted_at)
+        verdicts = list(known.verdicts)
+        if not is_new and verdict in verdicts:
+            # The same evidence is joined again each time that another monitor finds something, or the probe has been
+            # away for a moment: it counts once, also where other verdicts came in between.
+            del verdicts[len(verdicts) - 1 - verdicts[::-1].index(verdict)]
         most = max(rule.needs[1] for rule in self._rules)
-        return known.model_copy(update={"verdicts": (*known.verdicts, verdict)[-most:], "heard_at": heard_at})
+        heard = {**known.heard_at, verdict: heard_at} if is_new else known.heard_at
+        return known.model_copy(update={"verdicts": (*verdicts, verdict)[-most:], "heard_at": heard})
+
+    def _stored(self) -> Memory | None:
+        try:
+            return self._store.automation()
+        except ValidationError as error:
+            # Another version of Flipwatch may have remembered other things.
+            _log.warning("what automation remembers cannot be read", errors=error.error_count())
+            return None
 
     def _conclude(self, judged: Memory, decision: Decision, record: MitigationRecord | None = None) -> None:
         """Remember the decision and, where it is not the last one, tell it."""

@@ -61,9 +61,9 @@ class Memory(Record):
 
     boot_id: str
     verdicts: tuple[Verdict, ...] = ()
-    """The last ones, oldest first; one that rests on no new evidence is not counted again."""
-    heard_at: float | None = None
-    """When the evidence of the last one was found, epoch seconds."""
+    """The last ones, oldest first; one that comes back on the evidence that it had before is not counted again."""
+    heard_at: Mapping[Verdict, float] = {}
+    """When the newest evidence that was counted for a verdict was found, epoch seconds."""
     well_at: float | None = None
     """When the last one that is `ok` was heard."""
     said: Decision | None = None

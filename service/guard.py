@@ -10,7 +10,8 @@ MitigationError             one sentence that says what was refused and why
         WrongState          this record is not in a state for that
         OtherProcess        vLLM is not the process any more that the order is about
         WeightsUnknown      the weights could not be looked at, so nobody can say what to repair
-        NothingToRepair     no chunk of the weights has changed
+        NothingToRepair     no changed chunk is named that could be repaired here
+            NothingChanged  no chunk of the weights has changed at all
         HarmfulOrder        the last scan says that it makes the loss worse
     MitigationForbidden     the operator's settings say no
         ModeForbids         the mode is `observe`
@@ -79,7 +80,11 @@ class WeightsUnknown(MitigationConflict):
 
 
 class NothingToRepair(MitigationConflict):
-    """No chunk of the weights has changed."""
+    """No changed chunk of the weights is named that could be repaired here."""
+
+
+class NothingChanged(NothingToRepair):
+    """No chunk of the weights has changed at all."""
 
 
 class MitigationForbidden(MitigationError):

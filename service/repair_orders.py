@@ -9,7 +9,7 @@ from uuid import uuid4
 from ..monitors.fingerprint.facts import ChunkRepair, FingerprintReading, blocks_of
 from ..monitors.wire import ModelFacts
 from .gates import names
-from .guard import InvalidOrder, NothingToRepair, check_actions_in_window, check_blocks, check_process
+from .guard import InvalidOrder, NothingChanged, NothingToRepair, check_actions_in_window, check_blocks, check_process
 from .records import Mandate, MitigationAction, MitigationRecord, MitigationState, Mode
 from .repair_steps import Mender, RepairSteps
 from .repair_words import counted, intention
@@ -57,7 +57,8 @@ class RepairOrders:
         held = self._held(facts)
         ending = sorted(block for block in held & set(blocks or ()) if swept.intact(block))
         if not chosen and not ending:
-            raise NothingToRepair(swept.nothing_in(blocks))
+            refusal = NothingToRepair if swept.changed else NothingChanged
+            raise refusal(swept.nothing_in(blocks))
         touched = {block for bad in chosen for block in blocks_of(changed_pieces(bad))}
         state, message = MitigationState.PENDING, self._will(chosen, ending)
         if mode is Mode.DRY_RUN:

@@ -1,5 +1,7 @@
 """Automation: one decision about each verdict, done or said why not; what it remembers, and what it never does."""
 
+import sqlite3
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -228,11 +230,16 @@ async def test_what_failed_for_one_verdict_is_not_tried_again_for_the_next() -> 
     assert (skip.action, skip.state) == (MitigationAction.SKIP, ACTIVE)
 
 
-@pytest.mark.parametrize("why", ["nothing to repair", "no block", "harmful", "gates"])
+@pytest.mark.parametrize("why", ["none is named", "no block", "harmful", "gates"])
 async def test_the_ladder_goes_on_where_a_rule_cannot_do_anything(why: str) -> None:
-    """Nothing to repair; no block known; harmful by the last scan; no gates: at once the next rule."""
-    rules = [LADDER[0] if why == "nothing to repair" else LADDER[1], LADDER[2]]
+    """No changed chunk is named; no block known; harmful by the last scan; no gates: at once the next rule."""
+    rules = [LADDER[0] if why == "none is named" else LADDER[1], LADDER[2]]
     rig = Rig(rules=rules)
+    if why == "none is named":
+        rig.probe.weights.damage(7, 4)
+        reading = rig.probe.weights.reading()
+        ranks = [rank.model_copy(update={"bad": []}) for rank in reading.ranks]
+        rig.readings = [reading.model_copy(update={"ranks": ranks})]
     if why == "harmful":
         rig.scanned = MonitorState("alpha_scan", Health.FAILED, "", 1.0, finding(), "id")
     if why == "gates":
@@ -246,15 +253,21 @@ async def test_the_ladder_goes_on_where_a_rule_cannot_do_anything(why: str) -> N
 
 async def test_the_end_of_a_ladder_says_why_nothing_was_done() -> None:
     """Each rule that was passed by has its sentence."""
-    rig = Rig(rules=[LADDER[0], LADDER[1]])
-    assert await rig.judged(BYTES) is None
+    rig = Rig(rules=[LADDER[1], rule(BYTES, "attenuate", alpha=0.5)])
+    rig.probe.self_test = SelfTestState.FAILED
+    assert await rig.judged(BYTES, 4) is None
+    why = "The gates were not seen to act (self-test failed): Tried on 6 blocks."
+    assert rig.decisions() == [("refused", f"weight_fault: skip: {why} weight_fault: attenuate to 0.5: {why}")]
+
+
+async def test_weights_that_are_good_again_are_no_reason_for_the_next_rule() -> None:
+    """Before it repairs it looks: where nothing has changed the verdict is out of date, and nothing else is done."""
+    rig = Rig(rules=LADDER)
+    assert await rig.judged(BYTES, 4) is None
     assert rig.decisions() == [
-        (
-            "refused",
-            "weight_fault: repair: Nothing to repair: all 40 chunks are those of the baseline. "
-            "weight_fault: skip: the evidence names no block.",
-        )
+        ("refused", "weight_fault: repair: Nothing to repair: all 40 chunks are those of the baseline.")
     ]
+    assert (rig.probe.writes, rig.store.open_mitigations()) == ([], [])
 
 
 async def test_a_skip_waits_for_scans_that_flag_the_block() -> None:
@@ -422,7 +435,7 @@ async def test_a_new_vllm_process_starts_anew() -> None:
 
 
 async def test_the_same_evidence_counts_once() -> None:
-    """Joined again because another monitor has looked, it is no second verdict; with a finding of its own it is."""
+    """Joined again, also behind another verdict, it is no second verdict; with a finding of its own it is."""
     rig = Rig(rules=[rule(OLD, "skip", k=2, n=3)])
     for _ in range(3):
         assert await rig.judged(OLD, 4, news=False) is None
@@ -430,7 +443,33 @@ async def test_the_same_evidence_counts_once() -> None:
     memory = rig.store.automation()
     assert memory is not None
     assert memory.verdicts == (OLD, Verdict.OK)
-    assert await rig.judged(OLD, 4, news=False) is not None
+    # The probe was away for a moment.
+    for verdict in (OLD, Verdict.UNKNOWN, OLD):
+        assert await rig.judged(verdict, 4, news=False) is None
+    memory = rig.store.automation()
+    assert memory is not None
+    assert memory.verdicts == (Verdict.OK, Verdict.UNKNOWN, OLD)
+    assert await rig.judged(OLD, 4) is not None
+
+
+async def test_the_same_evidence_is_still_a_reason_behind_another_verdict() -> None:
+    """Where one verdict is enough, a moment without the probe takes nothing away."""
+    rig = Rig(rules=[SKIP], mode="dry-run")
+    for verdict in (OLD, Verdict.UNKNOWN, OLD):
+        await rig.judged(verdict, 4, news=False)
+    assert [what for what, _ in rig.decisions()] == ["would act", "nothing to do", "cooling down"]
+
+
+async def test_a_memory_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+    """That of another version: counted anew, and no traceback."""
+    path = tmp_path / "flipwatch.db"
+    Store(path).close()
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("INSERT INTO automation VALUES (?)", ('{"boot_id": "boot-1", "of_another_version": 1}',))
+    rig = Rig(store=Store(path), rules=[rule(OLD, "skip", k=2, n=3)])
+    assert await rig.judged(OLD, 4) is None
+    assert await rig.judged(OLD, 4) is not None
+    rig.store.close()
 
 
 async def test_verdicts_without_a_rule_are_told_once() -> None:
