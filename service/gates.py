@@ -1,10 +1,19 @@
 """Lists of gates: what a change makes of them, where two differ, what records do not explain, and all that in words."""
 
 import math
+import struct
 from collections.abc import Iterable, Sequence
 
 from ..monitors.wire import Gate, ModelFacts
 from .records import IN_FLIGHT, MitigationAction, MitigationRecord, MitigationState
+
+# Smaller numbers lose digits in a float32, or become 0, which is a skip.
+_SMALLEST = 2.0**-126
+
+
+def scales(alpha: float) -> bool:
+    """Whether a gate of this alpha scales a block: above 0, up to 2, and not 1, as float32 holds it."""
+    return _SMALLEST <= alpha <= 2.0 and struct.unpack("f", struct.pack("f", alpha))[0] != 1.0
 
 
 def names(blocks: Sequence[int]) -> str:

@@ -19,20 +19,16 @@ MitigationError             one sentence that says what was refused and why
     GatesUnusable           this vLLM has no gates, or they did not pass the self-test
 """
 
-import struct
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from ..monitors.alpha_scan import AlphaScanFinding
 from ..monitors.wire import ModelFacts, SelfTestState
-from .gates import names
+from .gates import names, scales
 from .live import MonitorState
 from .records import Mandate, MitigationAction, MitigationRecord, MitigationState, Mode
 from .settings import MitigationSettings
 from .skippability import predicted
-
-# Smaller numbers lose digits in a float32, or become 0, which is a skip.
-_SMALLEST = 2.0**-126
 
 
 class MitigationError(Exception):
@@ -109,16 +105,10 @@ def check_order(action: MitigationAction, blocks: Sequence[int], alpha: float) -
         raise InvalidOrder("Name at least one block, and each block once.")
     if action is MitigationAction.SKIP and alpha != 0.0:
         raise InvalidOrder(f"A skip sets alpha 0, not {alpha:g}: attenuate takes an alpha.")
-    if action is MitigationAction.ATTENUATE and not (_SMALLEST <= alpha <= 2.0 and _as_held(alpha) != 1.0):
+    if action is MitigationAction.ATTENUATE and not scales(alpha):
         raise InvalidOrder(
             f"Attenuate takes an alpha above 0, up to 2, and not 1, as float32 holds it; this one is {alpha!r}."
         )
-
-
-def _as_held(alpha: float) -> float:
-    """As rounded by the float32 in which a gate lies on the device."""
-    rounded: float = struct.unpack("f", struct.pack("f", alpha))[0]
-    return rounded
 
 
 def check_mode(settings: MitigationSettings) -> None:

@@ -12,6 +12,7 @@ import yaml  # type: ignore[import-untyped]
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from ..monitors.verdict.verdict import Verdict
+from .gates import scales
 from .records import MitigationAction
 from .settings_loading import ConfigurationError, read, read_yaml
 from .settings_values import MOST_MINUTES
@@ -66,8 +67,8 @@ class Rule(BaseModel):
             raise ValueError(f"{self.action.value} cannot help against {self.verdict.value}: take {may}")
         if (self.action is _ATTENUATE) != (self.alpha is not None):
             raise ValueError("attenuate needs an alpha, and no other action takes one")
-        if self.alpha == 1.0:
-            raise ValueError("alpha 1 changes nothing: take one above 0, up to 2")
+        if self.alpha is not None and not scales(self.alpha):
+            raise ValueError("alpha must be above 0, up to 2, and not 1, as float32 holds it: this one scales nothing")
         if (self.k is None) != (self.n is None):
             raise ValueError("k and n belong together: write both or neither")
         k, n = self.needs

@@ -19,6 +19,7 @@ from pydantic_settings import (
 from ..monitors.fingerprint.manifest import read_manifest
 from .connection import without_userinfo
 from .policy import Rule, read_policy
+from .records import ITSELF
 from .settings_loading import (
     CONFIG_VARIABLE,
     PREFIX,
@@ -131,6 +132,11 @@ class Settings(BaseSettings):
         names = [token.name for token in tokens]
         if len(set(names)) != len(names):
             raise ConfigurationError("Two API tokens have the same name: give each one a name of its own.")
+        if ITSELF in names:
+            # Its undo would look like one of Flipwatch's own, against which a rule may act again.
+            raise ConfigurationError(
+                f"An API token is named {ITSELF}, as Flipwatch calls itself in the audit log: give it another name."
+            )
         return tokens
 
     def manifest(self) -> dict[str, str] | None:

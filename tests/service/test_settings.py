@@ -210,6 +210,7 @@ def test_a_probe_token_file_with_two_lines_is_refused(tmp_path: Path) -> None:
         ("- secret-value", "The setting tokens_file is wrong: "),
         ("- {secret-value: 2026-99-99}", "cannot be read"),
         ("- {name: a, token: secret-value, scopes: [read]}\n" * 2, "same name"),
+        ("- {name: flipwatch, token: secret-value, scopes: [read]}", "as Flipwatch calls itself"),
     ],
 )
 def test_a_wrong_tokens_file_is_one_sentence_without_a_token(tmp_path: Path, text: str, sentence: str) -> None:
