@@ -14,6 +14,8 @@ _log = structlog.get_logger(__name__)
 
 # The counters come from the API server, not from the engine: they come at once, or that server hangs itself.
 _PATIENCE_SECONDS = 5.0
+# A look that comes so much later than it should: this process stood still, and vLLM may have with it.
+_LATE_SECONDS = 20.0
 
 # In the place of an engine's name.
 _ALL = None
@@ -23,7 +25,8 @@ class Heart:
     """Keeps `live.beat` true.
 
     Who asks the engine something says so, and tells what came of it: a question that stays open is work that the
-    counters do not know of.  `resting` says whether Flipwatch itself keeps the engine standing.
+    counters do not know of.  `resting` says whether Flipwatch itself keeps the engine standing.  Between two looks
+    are `every_seconds`; of a much longer time nobody knows what happened in it, so that watching begins anew.
     """
 
     def __init__(
@@ -32,16 +35,19 @@ class Heart:
         vllm: Vllm,
         hung_seconds: float,
         *,
+        every_seconds: float,
         resting: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._live = live
         self._vllm = vllm
         self._hung_seconds = hung_seconds
+        self._longest_gap = every_seconds + _LATE_SECONDS
         self._resting = resting
         self._clock = clock
         self._looks: dict[str | None, tuple[Look, ...]] = {}
         """Of each engine that answers beside others, and of all together."""
+        self._felt_at: float | None = None
         self._open = 0
         """Questions that somebody waits for."""
         self._silent_since: float | None = None
@@ -66,6 +72,11 @@ class Heart:
 
     async def feel(self) -> Beat:
         """One look at the counters, and what they say now."""
+        began, before = self._clock(), self._felt_at
+        if before is not None and began - before > self._longest_gap:
+            _log.warning("nobody felt the pulse", seconds=round(began - before))
+            self._looks.clear()
+        self._felt_at = began
         try:
             beat = self._heard(await self._vllm.counts(_PATIENCE_SECONDS))
         except VllmError as error:

@@ -82,7 +82,13 @@ class Sidecar:
             },
         )
         self.vllm = Vllm(url, None if key is None else key.get_secret_value())
-        self.heart = Heart(self.live, self.vllm, settings.canary.hung_seconds, resting=lambda: self.mitigator.busy)
+        self.heart = Heart(
+            self.live,
+            self.vllm,
+            settings.canary.hung_seconds,
+            every_seconds=settings.vllm.poll_seconds,
+            resting=lambda: self.mitigator.busy,
+        )
         self.probe = Probe(url, secret, heard=self.heart.heard)
         self.watcher = Watcher(self.live, self.probe, self.vllm, self.heart, seen=self._seen, arrived=self._arrived)
         validation = ValidationSet(settings.validation, self.vllm, settings.data_dir / "cache")

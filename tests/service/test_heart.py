@@ -26,12 +26,13 @@ class Clock:
 @pytest.fixture
 async def api(start: Start) -> Any:
     """A sidecar whose heart has a clock of the test's own; 10 s without a move are a hang."""
-    made = await start(canary={"hung_seconds": 10})
+    made = await start(canary={"hung_seconds": 10}, vllm={"poll_seconds": 5})
     # Its own looks would come in between.
     made.sidecar.schedule.stop()
     await made.sidecar.watcher.look()
     made.sidecar.heart._clock = Clock()
     made.sidecar.heart._looks = {}
+    made.sidecar.heart._felt_at = None
     return made
 
 
@@ -99,7 +100,23 @@ async def test_a_server_that_sleeps_does_not_hang(api: Any, server: FakeServer, 
     server.refuse_title = title
     server.refuse["GET /model"] = (503, "vLLM is asleep, or paused by somebody else; nothing is read or changed.")
     await api.sidecar.watcher.glance()
-    assert await _after(api, 60) is (Pulse.UNKNOWN if title == "Asleep" else Pulse.HUNG)
+    for _ in range(3):
+        pulse = await _after(api, 20)
+    assert pulse is (Pulse.UNKNOWN if title == "Asleep" else Pulse.HUNG)
+
+
+async def test_a_time_in_which_nobody_looked_is_no_hang(api: Any, server: FakeServer) -> None:
+    """Sidecar and vLLM were frozen together and go on: what stands still is counted from the first look after that."""
+    server.answers.running = 2
+    for _ in range(2):
+        server.answers.tokens += 1
+        assert await _after(api, 5) is not Pulse.HUNG
+    assert await _after(api, 300) is Pulse.UNKNOWN
+    server.answers.tokens += 1
+    assert await _after(api, 5) is Pulse.MOVING
+    assert await _after(api, 300) is Pulse.UNKNOWN
+    assert await _after(api, 5) is Pulse.UNKNOWN
+    assert await _after(api, 5) is Pulse.HUNG
 
 
 async def test_counters_that_cannot_be_read_are_unknown(api: Any, server: FakeServer) -> None:
