@@ -169,8 +169,9 @@ def _after(rule: Rule, last: MitigationRecord, situation: Situation) -> tuple[Sa
     well_at = situation.memory.well_at
     if by_person and (well_at is None or well_at < last.updated_at):
         return Says.REFUSED, f"{last.undone_by} undid {act}, which stands until a verdict is ok or vLLM restarts", True
-    if last.state is MitigationState.REPAIRED:
-        # A digest proves that it did help: what is bad now is new.
+    ended_by_repair = last.state is MitigationState.REVERTED and last.undone_by is None
+    if last.state is MitigationState.REPAIRED or ended_by_repair:
+        # A digest proves that the bytes were right then: what is bad now is new.
         return None
     until = last.created_at + rule.cool_down_minutes * 60.0
     if situation.now >= until:

@@ -121,10 +121,18 @@ class Steps:
         self.done[record.action] += 1
 
     async def revert(
-        self, record: MitigationRecord, gates: Sequence[float], fallback: MitigationState, why: str, actor: str
+        self,
+        record: MitigationRecord,
+        gates: Sequence[float],
+        fallback: MitigationState,
+        why: str,
+        actor: str,
+        *,
+        repaired: bool = False,
     ) -> Loss | None:
         """Set the blocks' gates to 1 and measure; None when it went wrong.  `fallback` is the state if nothing changed.
 
+        `repaired`: nobody takes it back, it has become needless.
         Before the mitigation they were 1 too, unless it took over gates that no record explained: then 1 is the only
         way back to the whole model.
         """
@@ -140,7 +148,7 @@ class Steps:
             f"{why}: {readback(report.gates, record.blocks)}, loss now {now}, engine paused "
             f"{report.paused_seconds:.3f} s.",
             paused_seconds=report.paused_seconds,
-            undone_by=actor,
+            undone_by=None if repaired else actor,
         )
         return now
 

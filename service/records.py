@@ -165,7 +165,7 @@ class MitigationRecord(Record):
     repairs: tuple[ChunkRepair, ...] = ()
     """The chunks of a repair: as they were found, then as the probe and a fresh look say."""
     undone_by: str | None = None
-    """Who took it back, `flipwatch` itself or a person; None unless it was."""
+    """Who took it back, `flipwatch` itself or a person; None unless it was, also where a repair ended it."""
     boot_id: str
     """The vLLM process that was changed."""
     created_at: float

@@ -196,7 +196,7 @@ class RepairSteps:
         message = f"Setting the gate of {names(held.blocks)} to 1: repaired."
         held = self._steps.save(held, actor, MitigationState.REVERTING, message)
         why = f"Repaired by mitigation {repair}"
-        now = await self._steps.revert(held, facts.gates, MitigationState.ACTIVE, why, actor)
+        now = await self._steps.revert(held, facts.gates, MitigationState.ACTIVE, why, actor, repaired=True)
         if now is not None:
             return now, ""
         kept = self._store.mitigation(held.id)

@@ -384,6 +384,20 @@ async def test_what_a_person_undid_stays_undone(last: str) -> None:
     assert again.action is MitigationAction(last)
 
 
+async def test_a_skip_that_a_repair_ended_was_not_undone() -> None:
+    """Neither did it fail nor did a person take it back: a new fault may be skipped at once, and nothing is drained."""
+    rig = Rig(rules=[LADDER[1], LADDER[2]], max_actions=100)
+    rig.probe.weights.damage(7, 4)
+    skip = await rig.judged(BYTES, 4)
+    assert skip is not None
+    await rig.repair(4)
+    assert (rig.stored(skip).state, rig.stored(skip).undone_by, rig.probe.gates[4]) == (REVERTED, None, 1.0)
+    rig.probe.weights.damage(9, 2)
+    again = await rig.judged(BYTES, 2)
+    assert again is not None
+    assert (again.action, again.blocks) == (MitigationAction.SKIP, (2,))
+
+
 # What is remembered
 
 
