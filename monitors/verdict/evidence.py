@@ -211,7 +211,8 @@ def _block(
             Answer.YES,
             sentence,
             tuple(monitor for monitor, _ in witnesses),
-            since=min(since for _, since in witnesses),
+            # They may see two faults: a `no` must be newer than both.
+            since=max(since for _, since in witnesses),
         )
     if scan is None or scan.health is Health.UNKNOWN:
         return _Reply(Answer.UNKNOWN, _missing(ALPHA_SCAN, seen.why if scan is None else scan.reason))

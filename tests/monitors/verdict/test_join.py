@@ -99,6 +99,14 @@ def test_a_clean_sweep_from_before_the_fault_makes_no_compute_fault() -> None:
     assert join(replace(late, fingerprint=Seen(changed(), began=301.0, since=302.0))).verdict is Verdict.WEIGHT_FAULT
 
 
+def test_a_clean_sweep_between_two_faults_says_nothing_of_the_second() -> None:
+    """The scan flags an old fault since 100; the sweep of 200 knows nothing of the block that departs since 300."""
+    seen = replace(HEALTHY, scan=Seen(scanned(4), began=250.0, since=100.0))
+    both = replace(seen, fingerprint=Seen(swept(), began=200.0), differential=Seen(compared(5), since=300.0))
+    assert (join(both).verdict, join(both).stale) == (Verdict.UNKNOWN, ("fingerprint", "canary"))
+    assert join(replace(both, fingerprint=Seen(swept(), began=301.0))).verdict is Verdict.OLD_FAULT
+
+
 def test_a_scan_from_before_the_flip_does_not_call_it_latent() -> None:
     """Changed bytes are alarming at once; that nothing shows it needs a scan and a canary that ran afterwards."""
     joined = join(replace(HEALTHY, fingerprint=Seen(changed(), began=290.0, since=300.0)))
