@@ -88,7 +88,8 @@ class ProbeNonsense(ProbeError):
 class Probe(Connection):
     """The probe of one vLLM server.
 
-    `timeout` is in seconds and holds for the quick requests.  `heard` is told of each success: the engine lives.
+    `timeout` is in seconds and holds for the quick requests.  `heard` is told of each answer that came from the
+    engine: it lives.
     """
 
     away = ProbeAway
@@ -168,7 +169,8 @@ class Probe(Connection):
             timeout=self._patience if patient else httpx.USE_CLIENT_DEFAULT,
         )
         if response.is_success:
-            if self._heard is not None:
+            # The files are read by the API server, however the engine is.
+            if self._heard is not None and not path.startswith("/checkpoint"):
                 self._heard()
             return response
         raise self._error(response)
