@@ -28,7 +28,9 @@ class SoakLoad:
     """`with` it: `clients` threads, each with a pause of `pause_seconds` on average between two requests."""
 
     def __init__(self, url: str, model: str, clients: int, tokens: int, pause_seconds: float, seed: int) -> None:
-        self._client = httpx.Client(base_url=url, timeout=_PATIENT_SECONDS, trust_env=False)
+        # A connection for each request: one that was kept may be closed by the server at the moment of its next use.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        self._client = httpx.Client(base_url=url, timeout=_PATIENT_SECONDS, limits=limits, trust_env=False)
         self._model = model
         self._tokens = tokens
         self._pause_seconds = pause_seconds

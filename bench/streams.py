@@ -88,9 +88,9 @@ class Server:
 
     def __init__(self, url: str, name: str) -> None:
         self._name = name
-        self._client = httpx.AsyncClient(
-            base_url=url, timeout=600, limits=httpx.Limits(max_connections=None), trust_env=False
-        )
+        # A connection for each request: one that was kept may be closed by the server at the moment of its next use.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        self._client = httpx.AsyncClient(base_url=url, timeout=600, limits=limits, trust_env=False)
         self._salt = 0
 
     async def close(self) -> None:
