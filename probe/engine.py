@@ -18,6 +18,9 @@ from .worker import RPC
 
 T = TypeVar("T")
 
+# vLLM tells its own requests that the engine has died, and leaves a utility call waiting for ever.
+_LOOK_SECONDS = 1.0
+
 
 class ProbeError(Exception):
     """A request that cannot be answered; becomes problem+json."""
@@ -120,10 +123,12 @@ class Engine:
         """Every engine's replies to this very call, in one list."""
         # No timeout: it would kill the engine.
         if len(self.engines) == 1:
-            answers = [await self._client.collective_rpc(RPC, args=(call, operation, payload, engine))]
+            answers = [await self._answered(self._client.collective_rpc(RPC, args=(call, operation, payload, engine)))]
         else:
-            answers = await self._client.engine_core.call_utility_all_async(
-                "collective_rpc", RPC, None, (call, operation, payload, engine), None
+            answers = await self._answered(
+                self._client.engine_core.call_utility_all_async(
+                    "collective_rpc", RPC, None, (call, operation, payload, engine), None
+                )
             )
         for index, replies in zip(self.engines, answers, strict=True):
             tags = [(reply["call"], reply["engine"]) if isinstance(reply, dict) else None for reply in replies]
@@ -133,6 +138,20 @@ class Engine:
                 raise ProbeError(502, "A rank failed", detail)
         # Engines that were not asked have nothing to say.
         return [reply for replies in answers for reply in replies if engine in (None, reply["engine"])]
+
+    async def _answered(self, asked: Awaitable[T]) -> T:
+        """What vLLM answers; a `ProbeError` where its engine dies before that.
+
+        A server that ends waits for its open requests: one that nobody will answer would keep it from being restarted.
+        """
+        task = asyncio.ensure_future(asked)
+        try:
+            while not (await asyncio.wait({task}, timeout=_LOOK_SECONDS))[0]:
+                if self._client.errored:
+                    raise ProbeError(503, "The engine is gone", "vLLM's engine has died; the server is about to end.")
+            return task.result()
+        finally:
+            task.cancel()
 
     def _place(self, reply: dict[str, Any]) -> str:
         return f"rank {reply['rank']}" if len(self.engines) == 1 else f"engine {reply['engine']} rank {reply['rank']}"
@@ -178,9 +197,9 @@ class Engine:
     async def _asleep(self) -> list[bool]:
         """Of each engine: it sleeps, or stands still."""
         if len(self.engines) == 1:
-            return [await self._client.is_sleeping()]
+            return [await self._answered(self._client.is_sleeping())]
         # vLLM's own answer for all of them is an exception where they differ.
-        return list(await self._client.engine_core.call_utility_all_async("is_sleeping"))
+        return list(await self._answered(self._client.engine_core.call_utility_all_async("is_sleeping")))
 
     @asynccontextmanager
     async def _paused(self, keep_caches: bool) -> AsyncIterator[None]:
@@ -188,9 +207,9 @@ class Engine:
         try:
             # keep: requests stay queued.  clear_cache: running ones are preempted and recomputed, every cache is reset.
             # Pause, reset and resume go to all engines.
-            await self._client.pause_generation(mode="keep", clear_cache=not keep_caches)
-            if not keep_caches and not await self._client.reset_prefix_cache(
-                reset_running_requests=True, reset_connector=True
+            await self._answered(self._client.pause_generation(mode="keep", clear_cache=not keep_caches))
+            if not keep_caches and not await self._answered(
+                self._client.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
             ):
                 raise ProbeError(
                     409, "Conflict", "vLLM could not free its KV cache (a transfer may hold it); nothing was changed."
@@ -199,4 +218,4 @@ class Engine:
                 raise ProbeError(502, "A rank failed", "An engine did not stand still; nothing was changed.")
             yield
         finally:
-            await self._client.resume_generation()
+            await self._answered(self._client.resume_generation())

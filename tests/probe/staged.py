@@ -156,6 +156,7 @@ class Stages:
             process.start()
             theirs.close()  # so that a process that ended is seen
         self._paused = False
+        self.errored = False
         self.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(world_size=stages, _api_process_count=1))
         self.engine_core = SimpleNamespace(engine_ranks_managed=[0])
         self.live = LiveServer(Engine(self), self, "toy")  # type: ignore[arg-type]

@@ -28,6 +28,7 @@ class _Client:
         self.asleep: set[int] = set()
         self.silent: set[int] = set()
         self.stale: set[int] = set()
+        self.errored = False
 
     async def call_utility_all_async(self, method: str, *args: Any) -> list[Any]:
         if method == "is_sleeping":
@@ -145,6 +146,27 @@ class _Served(_Client):
             "gates": [[block, alpha] for block, alpha in enumerate(self.gates)],
         }
         return [{"call": call, "engine": 0, "rank": 0, "ok": True, "result": result}]
+
+
+@pytest.mark.parametrize("engines", [[0], [0, 1]])
+async def test_a_call_ends_with_its_engine(engines: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM leaves a call waiting when its engine dies, and a server that ends waits for its open requests."""
+    client = _Client(engines)
+    asked = asyncio.Event()
+
+    async def never(*_: Any, **__: Any) -> Any:
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("flipwatch.probe.engine._LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(client, "is_sleeping", never)
+    monkeypatch.setattr(client, "call_utility_all_async", never)
+    call = asyncio.create_task(Engine(client).call("facts"))
+    await asked.wait()
+    client.errored = True
+    with pytest.raises(ProbeError) as gone:
+        await call
+    assert gone.value.problem.status == 503
 
 
 def test_a_change_asks_a_serving_engine_nothing_that_is_known() -> None:
