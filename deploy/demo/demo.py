@@ -29,7 +29,7 @@ RIGHT = "Paris"
 
 # Small and frequent scans: a demo has minutes, production has hours.  See README.md for what the settings mean.
 SETTINGS: dict[str, Any] = {
-    "scan": {"every_minutes": 0.25, "grid": "quick", "part_budget_ms": 200, "duty": 0.9},
+    "scan": {"every_minutes": 0.25, "grid": "quick", "part_budget_ms": 500, "duty": 0.9},
     "validation": {"max_items": 8, "max_tokens": 24},
     "alerts": {"k": 2, "n": 3},
     "mitigation": {"mode": "enforce"},

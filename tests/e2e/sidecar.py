@@ -81,7 +81,7 @@ class Sidecar:
             "data_dir": str(folder / "data"),
             "vllm": {"url": vllm_url, "poll_seconds": 0.5},
             "tokens": [{"name": "operator", "token": TOKEN, "scopes": ["admin"]}],
-            "scan": {"every_minutes": None, "every_requests": 5, "grid": "quick", "part_budget_ms": 100, "duty": 1.0},
+            "scan": {"every_minutes": None, "every_requests": 5, "grid": "quick", "part_budget_ms": 1000, "duty": 1.0},
             "fingerprint": {"every_minutes": None},
             "canary": {"every_minutes": None},
             "validation": {"max_items": 8, "max_tokens": 24},

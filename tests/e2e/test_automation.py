@@ -26,7 +26,7 @@ POLICY = [
     {"verdict": "weight_fault", "action": "skip"},
 ]
 SWEEPS = {"every_minutes": 0.1}
-SCANS = {"every_minutes": 60, "grid": [0.0], "part_budget_ms": 200, "duty": 1.0}
+SCANS = {"every_minutes": 60, "grid": [0.0], "part_budget_ms": 1000, "duty": 1.0}
 NO_SCANS = {"every_minutes": None}
 Start = Callable[..., Sidecar]
 

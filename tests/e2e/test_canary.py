@@ -33,7 +33,7 @@ def sidecar(vllm: VllmServer, webhook: Webhook, tmp_path_factory: pytest.TempPat
         tmp_path_factory.mktemp("sidecar"),
         vllm.url,
         webhook,
-        scan={"every_minutes": None, "grid": "quick", "part_budget_ms": 200, "duty": 1.0},
+        scan={"every_minutes": None, "grid": "quick", "part_budget_ms": 1000, "duty": 1.0},
         canary={"every_minutes": 1000, "timeout_seconds": 30, "hung_seconds": 6},
     )
     process.start()

@@ -21,7 +21,7 @@ def sidecar(vllm: VllmServer, webhook: Webhook, tmp_path_factory: pytest.TempPat
         tmp_path_factory.mktemp("sidecar"),
         vllm.url,
         webhook,
-        scan={"every_minutes": None, "grid": "quick", "part_budget_ms": 200, "duty": 1.0},
+        scan={"every_minutes": None, "grid": "quick", "part_budget_ms": 1000, "duty": 1.0},
         differential={"peer_url": vllm.url, "peer_token": PROBE_TOKEN},
     )
     process.start()

@@ -31,7 +31,7 @@ def sidecar(
         folder,
         vllm.url,
         webhook,
-        scan={"every_minutes": None, "grid": "quick", "part_budget_ms": 100, "duty": 1.0},
+        scan={"every_minutes": None, "grid": "quick", "part_budget_ms": 1000, "duty": 1.0},
         fingerprint={"every_minutes": 60, "manifest": str(manifest), "check_checkpoint": True},
     )
     process.start()

@@ -39,7 +39,7 @@ def _pair(model: Path, folder: Path, webhook: Webhook) -> Iterator[tuple[VllmSer
             folder,
             vllm.url,
             webhook,
-            scan={**rarely, "grid": [0.0], "part_budget_ms": 200, "duty": 1.0},
+            scan={**rarely, "grid": [0.0], "part_budget_ms": 1000, "duty": 1.0},
             fingerprint=rarely,
             canary={**rarely, "timeout_seconds": 10, "hung_seconds": 6},
             validation={"max_items": 8, "max_tokens": 24},
