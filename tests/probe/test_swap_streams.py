@@ -20,7 +20,7 @@ from . import tiny
 pytestmark = pytest.mark.vllm
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
-STREAMS, TOKENS = 200, 28
+STREAMS, TOKENS = 200, 56
 BLOCK = 3
 FAULT = {"block": 2, "tensor": "mlp.up_proj", "kind": "burst", "count": 50}
 
