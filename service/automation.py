@@ -6,10 +6,10 @@ come to an end.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import NamedTuple
 
+from ..monitors.moment import utc
 from ..monitors.verdict.verdict import Joined, Verdict
 from .gates import names
 from .policy import Rule
@@ -178,8 +178,4 @@ def _after(rule: Rule, last: MitigationRecord, situation: Situation) -> tuple[Sa
         return None
     failed = last.state in _DID_NOT_HELP
     outcome = "did not help" if failed else f"is {last.state.value}"
-    return Says.COOLING_DOWN, f"{act} {outcome}, and the rule rests until {_at(until)}", not failed
-
-
-def _at(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return Says.COOLING_DOWN, f"{act} {outcome}, and the rule rests until {utc(until)}", not failed

@@ -5,7 +5,6 @@ BaselineError       it cannot be had; one sentence
 """
 
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 from ..monitors.alpha_scan import (
     AlphaScanFinding,
@@ -19,6 +18,7 @@ from ..monitors.alpha_scan import (
 )
 from ..monitors.alpha_scan.reading import rounds
 from ..monitors.finding import Finding, Health
+from ..monitors.moment import utc
 from ..monitors.wire import ModelFacts
 from .records import Event
 from .scan_measure import Measured
@@ -58,7 +58,7 @@ class Baseline:
         """Whether a profile is used, one sentence; `last` is the finding of the last scan."""
         if self.current is None:
             return "No clean profile is kept: record one while the model is known to be good."
-        at = datetime.fromtimestamp(self.current.recorded_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        at = utc(self.current.recorded_at)
         if self.misfit is not None:
             return f"The clean profile of {at} is not used: {self.misfit}"
         if isinstance(last, AlphaScanFinding) and last.profile_recorded_at == self.current.recorded_at:

@@ -20,9 +20,9 @@ MitigationError             one sentence that says what was refused and why
 """
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 
 from ..monitors.alpha_scan import AlphaScanFinding
+from ..monitors.moment import utc
 from ..monitors.wire import ModelFacts, SelfTestState
 from .gates import names, scales
 from .live import MonitorState
@@ -196,5 +196,5 @@ def harm(
     how = "estimated from the single changes in the " if known.estimated else ""
     about = "about " if known.estimated else ""
     after = "no finite number" if known.nats is None else f"{about}{known.nats:.2f} nats"
-    when = "" if scanned.at is None else f" of {datetime.fromtimestamp(scanned.at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    when = "" if scanned.at is None else f" of {utc(scanned.at)}"
     return f"{what} would raise the loss from {base:.2f} to {after} ({how}scan{when})"

@@ -8,10 +8,10 @@ attention output -10.8, which is the log probability of guessing; with one norm 
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import groupby
 
 from ..finding import Action, Health
+from ..moment import utc
 from .answers import CanaryReading, Failure
 from .expectation import Comparison, Expectation, Expected, ReferenceKind, compare
 from .finding import NAME, CanaryFinding, Symptom
@@ -154,7 +154,7 @@ def _told(reading: CanaryReading, wrong: Wrong) -> str:
 def _held_against(reference: Reference | None, why_not: str | None) -> str:
     if reference is None:
         return ""
-    at = datetime.fromtimestamp(reference.expectation.recorded_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    at = utc(reference.expectation.recorded_at)
     if reference.kind is ReferenceKind.RECORDED:
         return f" (against the answers recorded at {at})"
     remark = "" if why_not is None else f"; {why_not}"

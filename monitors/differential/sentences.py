@@ -1,8 +1,8 @@
 """The sentences of a differential finding, without full stops."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
+from ..moment import utc
 from .comparison import Comparison
 from .facts import TensorDifference
 from .finding import BlockDivergence, Location
@@ -101,7 +101,7 @@ def source(kind: ReferenceKind, recorded_at: float | None) -> str:
     """What the reference is: `all blocks compute what ...`."""
     if recorded_at is None:
         return "the checkpoint's tensors give"
-    at = datetime.fromtimestamp(recorded_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    at = utc(recorded_at)
     return f"{'the peer computed' if kind is ReferenceKind.PEER else 'was recorded'} at {at}"
 
 

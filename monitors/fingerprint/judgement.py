@@ -9,11 +9,10 @@ Rules, worst first:
     ok          otherwise
 """
 
-from datetime import UTC, datetime
-
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..finding import Action, Finding, Health
+from ..moment import utc
 from .facts import BadChunk, FileDigest, FingerprintReading, NotCovered, Rank, RankComparison, RankReading, blocks_of
 
 NAME = "fingerprint"
@@ -115,7 +114,7 @@ def judge(reading: FingerprintReading, provenance: CheckpointVerdict | None = No
     chunks, bad_chunks = sum(rank.chunks for rank in ranks), sum(rank.bad_chunks for rank in ranks)
     doubts, loaded_bad = _doubts(ranks), _damage(ranks)
     if provenance is not None and provenance.faults:
-        loaded_bad.append(f"the checkpoint was checked at {_time(provenance.at)}: {_first(provenance.faults)}")
+        loaded_bad.append(f"the checkpoint was checked at {utc(provenance.at)}: {_first(provenance.faults)}")
     failures = _changes(ranks, chunks, bad_chunks, bad) + loaded_bad
     health = Health.FAILED if failures else Health.UNKNOWN if doubts else Health.OK
     reason = "; ".join([*failures, *doubts]) or _healthy(ranks, chunks, provenance)
@@ -152,7 +151,7 @@ def _healthy(ranks: list[RankReading], chunks: int, provenance: CheckpointVerdic
     if provenance is None or not provenance.verified:
         return told
     files = "" if provenance.manifest is None else ", whose files are those of the manifest"
-    return f"{told}; at {_time(provenance.at)} {_count(provenance.equal, 'tensor')} were those of the checkpoint{files}"
+    return f"{told}; at {utc(provenance.at)} {_count(provenance.equal, 'tensor')} were those of the checkpoint{files}"
 
 
 def _changes(ranks: list[RankReading], chunks: int, bad_chunks: int, bad: list[RankChunk]) -> list[str]:
@@ -220,7 +219,7 @@ def _uncovered(ranks: list[RankReading]) -> str:
 
 
 def _baseline(ranks: list[RankReading]) -> str:
-    return f"baseline of {_time(min(rank.recorded_at for rank in ranks))}"
+    return f"baseline of {utc(min(rank.recorded_at for rank in ranks))}"
 
 
 def _first(sentences: list[str]) -> str:
@@ -234,7 +233,3 @@ def _count(number: int, noun: str) -> str:
 
 def _bare(sentence: str) -> str:
     return sentence.rstrip(".")
-
-
-def _time(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

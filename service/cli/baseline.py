@@ -1,7 +1,6 @@
 """`flipwatch baseline`: the clean profile of the served model, that scans are judged with."""
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +8,7 @@ import typer
 from pydantic import ValidationError
 
 from ...monitors.alpha_scan import Profile
+from ...monitors.moment import utc
 from .client import CliError, Json, Sidecar
 from .follow import check_done, follow_scan
 from .show import AsJson, console, number, print_json
@@ -47,7 +47,7 @@ def show(as_json: AsJson = False) -> None:
     base = profile["base_nats"]
     shown = {
         **profile["provenance"],
-        "recorded": _at(profile),
+        "recorded": utc(profile["recorded_at"]),
         "alphas": ", ".join(f"{alpha:g}" for alpha in profile["alphas"]),
         "blocks": len(profile["blocks"]),
         "sequences": f"{len(base)}, {number(sum(base) / len(base))} nats on average",
@@ -71,7 +71,7 @@ def export(
         file.write_text(json.dumps(profile) + "\n", encoding="utf-8")
     except OSError as error:
         raise CliError(f"The profile cannot be written to {file}: {error.strerror}.") from None
-    console().print(f"{file}: profile of {profile['provenance']['model']}, {_at(profile)}", markup=False)
+    console().print(f"{file}: profile of {profile['provenance']['model']}, {utc(profile['recorded_at'])}", markup=False)
 
 
 @app.command("import")
@@ -109,8 +109,6 @@ def _tell(what: str, profile: Json, as_json: bool) -> None:
         print_json(profile)
         return
     size = f"{len(profile['blocks'])} blocks, {len(profile['base_nats'])} sequences"
-    console().print(f"{what}: profile of {profile['provenance']['model']}, {_at(profile)}, {size}", markup=False)
-
-
-def _at(profile: Json) -> str:
-    return datetime.fromtimestamp(profile["recorded_at"], UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    console().print(
+        f"{what}: profile of {profile['provenance']['model']}, {utc(profile['recorded_at'])}, {size}", markup=False
+    )

@@ -1,11 +1,11 @@
 """`flipwatch canary`: are a few fixed prompts answered as they should be?"""
 
-from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
 from ...monitors.canary.finding import NAME
+from ...monitors.moment import utc
 from .client import CliError, Json, Sidecar
 from .finding_table import EXIT
 from .follow import check_done, follow_scan, start_scan
@@ -48,7 +48,10 @@ def record(as_json: AsJson = False) -> None:
     if as_json:
         print_json(made)
     else:
-        console().print(f"recorded: answers of {made['conditions']['model']}, {_at(made)}, {_size(made)}", markup=False)
+        console().print(
+            f"recorded: answers of {made['conditions']['model']}, {utc(made['recorded_at'])}, {_size(made)}",
+            markup=False,
+        )
 
 
 @app.command()
@@ -59,7 +62,7 @@ def show(as_json: AsJson = False) -> None:
     if as_json:
         print_json(made)
         return
-    shown = {**made["conditions"], "recorded": _at(made), "answers": _size(made)}
+    shown = {**made["conditions"], "recorded": utc(made["recorded_at"]), "answers": _size(made)}
     if made["misfit"] is not None:
         shown["not used"] = made["misfit"]
     for name, value in shown.items():
@@ -72,10 +75,6 @@ def remove() -> None:
     with Sidecar() as sidecar:
         sidecar.delete(_PATH)
     console().print("removed", markup=False)
-
-
-def _at(made: Json) -> str:
-    return datetime.fromtimestamp(made["recorded_at"], UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _size(made: Json) -> str:

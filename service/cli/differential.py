@@ -1,6 +1,5 @@
 """`flipwatch differential`: does every block compute what a clean model computes, and if not, which tensor?"""
 
-from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -11,6 +10,7 @@ from ...monitors.differential.facts import NAME
 from ...monitors.differential.finding import BlockDivergence, DifferentialFinding, Effort, Location
 from ...monitors.differential.reference import ReferenceKind
 from ...monitors.fingerprint.judgement import NAME as FINGERPRINT
+from ...monitors.moment import utc
 from .client import CliError, Json, Sidecar
 from .finding_table import EXIT
 from .follow import check_done, follow_scan, start_scan
@@ -62,7 +62,10 @@ def record(as_json: AsJson = False) -> None:
     if as_json:
         print_json(made)
     else:
-        console().print(f"recorded: states of {made['conditions']['model']}, {_at(made)}, {_size(made)}", markup=False)
+        console().print(
+            f"recorded: states of {made['conditions']['model']}, {utc(made['recorded_at'])}, {_size(made)}",
+            markup=False,
+        )
 
 
 @app.command()
@@ -73,7 +76,7 @@ def show(as_json: AsJson = False) -> None:
     if as_json:
         print_json(made)
         return
-    shown = {**made["conditions"], "recorded": _at(made), "states": _size(made)}
+    shown = {**made["conditions"], "recorded": utc(made["recorded_at"]), "states": _size(made)}
     for name, value in shown.items():
         console().print(f"{name:<22} {value}", markup=False)
 
@@ -158,10 +161,6 @@ def _told(effort: Effort) -> str:
 
 def _short(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
-
-
-def _at(made: Json) -> str:
-    return datetime.fromtimestamp(made["recorded_at"], UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _size(made: Json) -> str:

@@ -1,6 +1,5 @@
 """`flipwatch integrity`: are the served bytes those of the baseline, and where did they come from?"""
 
-from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -8,6 +7,7 @@ import typer
 from ...monitors.alpha_scan import AlphaScan
 from ...monitors.differential.facts import NAME as DIFFERENTIAL
 from ...monitors.fingerprint.judgement import NAME, size
+from ...monitors.moment import utc
 from .client import Json, Sidecar
 from .finding_table import EXIT
 from .follow import check_done, follow_scan, start_scan
@@ -96,7 +96,7 @@ def _print(integrity: Json, state: Json) -> None:
         for seal in integrity["ranks"]:
             shown.add_row(
                 str(seal["rank"]["rank"]),
-                _at(seal["recorded_at"]),
+                utc(seal["recorded_at"]),
                 str(seal["chunks"]),
                 size(seal["covered_bytes"]),
                 f"{len(seal['not_covered'])} tensors" if seal["not_covered"] else "nothing",
@@ -110,7 +110,7 @@ def _print(integrity: Json, state: Json) -> None:
 def _print_check(integrity: Json) -> None:
     out = console()
     verdict = integrity["verdict"]
-    when = "" if verdict is None else f"{_at(verdict['at'])}, "
+    when = "" if verdict is None else f"{utc(verdict['at'])}, "
     out.print(f"checkpoint: {when}{integrity['summary']}", markup=False)
     for file in [] if verdict is None else verdict["files"]:
         out.print(f"{file['sha256']}  {file['file']}", markup=False)
@@ -132,7 +132,3 @@ def _print_chunks(finding: Json) -> None:
             "repairs it" if chunk["unrepairable"] is None else chunk["unrepairable"],
         )
     console().print(shown)
-
-
-def _at(epoch: float) -> str:
-    return datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,10 +1,10 @@
 """`flipwatch status`: what the sidecar knows now."""
 
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
+from ...monitors.moment import utc
 from .client import Json, Sidecar
 from .show import console, number, print_json, table
 
@@ -41,7 +41,7 @@ def _print(states: Json, blocks: list[Json]) -> None:
     for state in states["states"]:
         out.print(f"{state['monitor']:<12} {state['health']}: {state['reason']}", markup=False)
     last = states["last_scan_at"]
-    when = "none yet" if last is None else datetime.fromtimestamp(last, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    when = "none yet" if last is None else utc(last)
     out.print(f"last scan    {when}{', one is running' if states['scanning'] else ''}")
     offer = states["mitigation"]
     out.print(
