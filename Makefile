@@ -1,5 +1,5 @@
 # `make demo` and `make test` do their own set-up on a fresh Debian 12; a second run reuses it.
-.PHONY: help setup lint format test demo up down clean
+.PHONY: help setup lint format test test-slow test-chart test-image sbom demo up down clean
 .DEFAULT_GOAL := help
 
 # Images often set it.  Without cached bytecode every start of vLLM compiles its sources anew, half a minute each time.
@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 
 help: ## Show this list.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 setup: ## Debian packages, .venv with pinned packages, the model.
 	@bash deploy/setup.sh
@@ -32,14 +32,25 @@ lint: setup ## Ruff, mypy, import contracts.
 # core busy, and which hold 2 to 3 GB each.  ARGS="-n 0" runs the tests in turn anywhere.
 TESTS_AT_A_TIME := $(shell awk '/^MemTotal/ { print ($$2 > 14000000) ? 2 : 0 }' /proc/meminfo)
 
-test: lint ## Lint, then all tests.
-	@start=$$(date +%s); \
-	$(BIN)/python -m pytest -n $(TESTS_AT_A_TIME) --dist loadfile --no-loadscope-reorder --durations=15 $(ARGS); code=$$?; \
+PYTEST = start=$$(date +%s); \
+	$(BIN)/python -m pytest -n $(TESTS_AT_A_TIME) --dist loadfile --no-loadscope-reorder --durations=15 $(1) $(ARGS); code=$$?; \
 	echo "pytest took $$(( $$(date +%s) - start )) s"; exit $$code
+
+test: lint ## Lint, then all tests but those of the three targets below.
+	@$(call PYTEST,-m "not slow")
+
+test-slow: setup ## The slow ones: parallel servers, model families, 200 streams over a swap, all verdicts, automation.
+	@$(call PYTEST,-m slow)
+
+test-chart: ## The Helm chart in Helm 3 and 4, against schemas of Kubernetes and checkov; in .venv-deploy.
+	@bash tests/chart/run $(ARGS)
+
+test-image: ## Builds the image on a stand-in base and runs it; as root, with buildah.
+	@bash tests/image/run $(ARGS)
 
 format: setup ## Let ruff format the code.
 	$(BIN)/ruff format .
 
 clean: ## Remove .venv and caches of tools; the model's cache folder stays.
-	rm -rf .venv build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-deploy build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -25,7 +25,9 @@ sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())' 
     command -v g++ >/dev/null || missing+=(g++)
     command -v lscpu >/dev/null || missing+=(util-linux)
     { ldconfig -p 2>/dev/null || /sbin/ldconfig -p; } | grep -q 'libnuma\.so\.1' || missing+=(libnuma1)
+    # For the tests: rules, configuration, and the loop from a fault over an alert to its repair, with the real programs.
     command -v promtool >/dev/null || missing+=(prometheus)
+    command -v amtool >/dev/null || missing+=(prometheus-alertmanager)
     [ ${#missing[@]} -gt 0 ] || { say "Debian packages: present"; return; }
     local install="apt-get install -y --no-install-recommends ${missing[*]}"
     command -v apt-get >/dev/null || die "missing: ${missing[*]} (Debian names). Install them and run this again."

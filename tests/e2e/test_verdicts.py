@@ -21,7 +21,7 @@ from flipwatch.monitors.faults import FaultKind, FaultSpec, inject
 from ..vllm_server import VllmServer
 from .sidecar import Sidecar, Webhook, wait_for
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 VERDICT = "FlipwatchVerdict"
 BURST = {"block": 4, "tensor": "mlp.up_proj", "kind": "burst", "count": 18, "seed": 4}

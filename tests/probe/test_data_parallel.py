@@ -22,7 +22,7 @@ from .reference import Reference, largest_difference
 from .states import against_checkpoint
 from .tiny import make
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 TEXT = "The quick brown fox jumps over the lazy dog and runs away from the old grey wolf in the woods."
 ENGINES = (0, 1)

@@ -15,7 +15,7 @@ from ..vllm_server import VllmServer
 from .reference import Reference, largest_difference
 from .tiny import make
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 TEXT = "The quick brown fox jumps over the lazy dog and runs away from the old grey wolf in the woods."
 BLOCKS = 5

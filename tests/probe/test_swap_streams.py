@@ -17,7 +17,7 @@ import pytest
 from ..vllm_server import VllmServer
 from . import tiny
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 STREAMS, TOKENS = 200, 56

@@ -19,7 +19,7 @@ from .reference import Reference, largest_difference
 from .states import of_facts
 from .tiny import FAMILIES
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 # What the scan of these cannot do, in the words of the refusal.
 NO_SCAN = {"bloom": "ALiBi", "lfm2": "state"}
