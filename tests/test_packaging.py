@@ -1,4 +1,4 @@
-"""The wheel: all of the code, nothing else, under one name; and the README's tree and settings against the disk."""
+"""The wheel: all of the code, nothing else, under one name; and the README's tree and the page of settings against the disk."""
 
 import re
 import shutil
@@ -135,9 +135,9 @@ def setting_defaults(model: type[BaseModel], prefix: str = "") -> dict[str, Any]
     return found
 
 
-def test_readme_lists_every_setting_with_its_default() -> None:
-    """The README's table of settings has exactly the settings that exist, with their defaults."""
-    table = (ROOT / "README.md").read_text().split("<!-- settings -->")[1].split("\n\n")[1]
+def test_settings_page_lists_every_setting_with_its_default() -> None:
+    """The table of settings has exactly the settings that exist, with their defaults."""
+    table = (ROOT / "docs" / "settings.md").read_text().split("<!-- settings -->")[1].split("\n\n")[1]
     listed = dict(re.findall(r"^\| `([a-z_.]+)` \| ([^|]+) \|", table, re.MULTILINE))
     defaults = setting_defaults(Settings)
     assert set(listed) == set(defaults)
