@@ -15,7 +15,7 @@ from ..monitors.alpha_scan import AlphaScan, AlphaScanFinding, Profile, Threshol
 from ..monitors.finding import Health
 from ..monitors.fingerprint.facts import Method
 from ..monitors.verdict.verdict import Verdict
-from .alert import NAMES
+from .alert import ALERTING, NAMES, VERDICT
 from .alerts import Alerts
 from .drain_orders import drain_in_effect
 from .live import Live
@@ -158,6 +158,15 @@ class SidecarCollector(Collector):
         yield state
 
     def _scans(self) -> Iterable[Metric]:
+        schedule = GaugeMetricFamily(
+            "flipwatch_schedule_seconds",
+            "Time from one run of the monitor by the clock to the next; absent when there are none.",
+            labels=["monitor"],
+        )
+        for monitor, minutes in self._live.every_minutes.items():
+            if minutes is not None:
+                schedule.add_metric([monitor], 60.0 * minutes)
+        yield schedule
         tally = self._live.tally(AlphaScan.name)
         at = GaugeMetricFamily(
             "flipwatch_last_scan_timestamp_seconds", "Unix time at which the last successful scan ended."
@@ -238,6 +247,15 @@ class SidecarCollector(Collector):
         for name in NAMES:
             firing.add_metric([name], int(name in names))
         yield firing
+        of_verdict = GaugeMetricFamily(
+            "flipwatch_verdict_firing",
+            "Whether FlipwatchVerdict fires for the verdict (1) or not (0); it goes on while the verdict is unknown.",
+            labels=["verdict"],
+        )
+        for verdict in ALERTING:
+            fires = any(alert.name == VERDICT and alert.verdict is verdict for alert in self._alerts.firing)
+            of_verdict.add_metric([verdict.value], int(fires))
+        yield of_verdict
         sent, failures = self._deliveries()
         yield counter("alerts_sent", "Alert messages that the webhook accepted.", sent)
         yield counter("alert_failures", "Alert messages that could not be delivered.", failures)

@@ -78,7 +78,12 @@ def _of_sweeps(tally: Tally, readings: list[RankReading]) -> Iterable[Metric]:
     )
     if readings:
         took.add_metric([], max(reading.seconds for reading in readings))
-    yield from (at, took)
+    whole = GaugeMetricFamily(
+        "flipwatch_sweep_duration_seconds", "Wall time of the last successful sweep, pauses included."
+    )
+    if tally.last_seconds is not None:
+        whole.add_metric([], tally.last_seconds)
+    yield from (at, took, whole)
     yield counter(
         "sweeps", "Sweeps over the weights that were started, new baselines and checks included.", tally.started
     )

@@ -232,7 +232,15 @@ def _registry(
 
 def _known() -> tuple[Live, Alerts]:
     """A state in which every family has a value."""
-    live = Live(monitors=("alpha_scan", "fingerprint"), facts=FACTS, model_name="toy", up=True)
+    live = Live(
+        monitors=("alpha_scan", "fingerprint"),
+        every_minutes={"alpha_scan": 60.0, "fingerprint": 5.0, "differential": None},
+        # All findings are of one hour, so none is old.
+        now=lambda: 1_800_000_900.0,
+        facts=FACTS,
+        model_name="toy",
+        up=True,
+    )
     scans = live.tally("alpha_scan")
     scans.started, scans.failures, scans.parts, scans.held_seconds = 7, 1, 120, 4.5
     scans.skipped["running"] = 2
@@ -309,6 +317,8 @@ def test_nothing_is_claimed_before_anything_is_known() -> None:
         "flipwatch_checkpoint_",
         "flipwatch_sweep_timestamp",
         "flipwatch_sweep_seconds",
+        "flipwatch_sweep_duration_seconds",
+        "flipwatch_schedule_seconds",
         "flipwatch_drift_nats",
         "flipwatch_drift_t{",
         "flipwatch_walk_divergence",
@@ -323,7 +333,7 @@ def test_nothing_is_claimed_before_anything_is_known() -> None:
 def test_without_a_profile_nothing_is_taken_against_one() -> None:
     """A scan without a clean profile has z over the blocks only, no drift, and says that none was used."""
     live, alerts = _known()
-    live.found(FINDING.model_copy(update=_WITHOUT_PROFILE), "finding", 1.0)
+    live.found(FINDING.model_copy(update=_WITHOUT_PROFILE), "finding", 1_800_000_900.0)
     text = _text(_registry(live, alerts))
     assert "flipwatch_profile_used 0.0" in text
     assert 'reference="blocks"' in text
@@ -340,10 +350,24 @@ def test_without_a_profile_nothing_is_taken_against_one() -> None:
 def test_a_loss_that_is_not_finite_is_absent_and_said() -> None:
     """base_loss_finite is 0, base_loss_nats is not there at all."""
     live, alerts = _known()
-    live.found(FINDING.model_copy(update={"base_loss_nats": None}), "finding", 1.0)
+    live.found(FINDING.model_copy(update={"base_loss_nats": None}), "finding", 1_800_000_900.0)
     text = _text(_registry(live, alerts))
     assert 'flipwatch_base_loss_finite{model_name="toy"} 0.0' in text
     assert "flipwatch_base_loss_nats{" not in text
+
+
+def test_an_alert_of_the_verdict_says_which_one_also_when_that_is_not_known_any_more() -> None:
+    """It goes on with the verdict that made it while the evidence is lost, and the verdict of now is unknown."""
+    live, alerts = _known()
+    alerts.judge(live.verdict(), 1_800_000_900.0, "toy")
+    assert 'flipwatch_verdict_firing{verdict="weight_fault"} 1.0' in _text(_registry(live, alerts))
+    live.lost("The probe does not answer.")
+    live.now = lambda: 1_800_999_999.0
+    alerts.judge(live.verdict(), 1_800_999_999.0, "toy")
+    text = _text(_registry(live, alerts))
+    assert 'flipwatch_verdict{verdict="unknown"} 1.0' in text
+    assert 'flipwatch_verdict_firing{verdict="weight_fault"} 1.0' in text
+    assert 'flipwatch_verdict_firing{verdict="hung"} 0.0' in text
 
 
 def test_nothing_is_said_about_weights_of_a_server_that_is_away_or_gone() -> None:
