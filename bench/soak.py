@@ -42,7 +42,6 @@ SETTINGS: dict[str, Any] = {
 }
 # vLLM's CPU build keeps a kernel of oneDNN for each number of tokens that a step ever had, up to a limit: on a plain vLLM,
 # without Flipwatch, 960 prompts of 408 different lengths made 460 MiB of them, and the last 100 lengths 15 MiB.
-_WARM_UP_REQUESTS = 1000
 _LONGEST_PROMPT_TOKENS = 480
 _FOUND_SECONDS = 900.0
 _DONE_SECONDS = 900.0
@@ -180,8 +179,8 @@ def warm_up(url: str, seed: int) -> None:
     generator = random.Random(seed)  # noqa: S311 - reproducible, not secret
     limits = httpx.Limits(max_keepalive_connections=0)
     with httpx.Client(base_url=url, timeout=60, limits=limits, trust_env=False) as client:
-        for _ in range(_WARM_UP_REQUESTS):
-            prompt = [generator.randrange(100, 40_000) for _ in range(generator.randint(1, _LONGEST_PROMPT_TOKENS))]
+        for tokens in generator.sample(range(1, _LONGEST_PROMPT_TOKENS + 1), _LONGEST_PROMPT_TOKENS):
+            prompt = [generator.randrange(100, 40_000) for _ in range(tokens)]
             body = {"model": SERVED_NAME, "prompt": prompt, "max_tokens": 1}
             client.post("/v1/completions", json=body).raise_for_status()
 

@@ -3,12 +3,14 @@
 Exit code 0 only if every step held; 1 if one did not: it is named, with the ends of both logs; 2 if nothing could be
 started.
 
-    make demo        (ARGS="--keep-logs FOLDER" leaves the servers' logs there)
+    make demo        (ARGS="--keep-logs FOLDER" leaves the servers' logs there, ARGS="--picture docs/page.png" takes the
+                     status page of the corrupted model by chromium, which it does not install)
 """
 
 import argparse
 import contextlib
 import json
+import subprocess
 import sys
 import tempfile
 import threading
@@ -196,7 +198,20 @@ def expect(holds: bool, otherwise: str) -> None:
         raise StepFailed(otherwise)
 
 
-def play(pair: Pair, webhook: Webhook, timeline: Timeline) -> None:
+def take_picture(url: str, file: Path) -> None:
+    """The page at `url` as a PNG of its upper part."""
+    command = [
+        "chromium",
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--window-size=1020,1180",
+    ]
+    subprocess.run([*command, f"--screenshot={file}", url], check=True, capture_output=True, timeout=60)  # noqa: S603
+
+
+def play(pair: Pair, webhook: Webhook, timeline: Timeline, picture: Path | None) -> None:
     """All steps in order.  Raises `StepFailed` or `StartFailed`."""
     with timeline.step("start vLLM") as note:
         pair.start_vllm()
@@ -231,6 +246,8 @@ def play(pair: Pair, webhook: Webhook, timeline: Timeline) -> None:
     with timeline.step("wait for the alert at the webhook") as note:
         alert = operator.wait("the alert", _ALERT_SECONDS, lambda: block_alert(webhook.received))
         note(f"{alert['labels']['alertname']}: {alert['annotations']['description']}")
+    if picture is not None:
+        take_picture(pair.sidecar_url, picture)
 
     with timeline.step("mitigate over REST: skip the flagged blocks") as note:
         made = operator.call("POST", "/mitigations", {"action": "skip", "blocks": "flagged"})
@@ -282,6 +299,9 @@ def main() -> int:
     """Play the demo; the exit code."""
     parser = argparse.ArgumentParser(description="Break a real vLLM, watch it being found and healed.")
     parser.add_argument("--keep-logs", type=Path, metavar="FOLDER", help="leave logs and the sidecar's data there")
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE", help="take a picture of the page of the corrupted model"
+    )
     options = parser.parse_args()
     be_stoppable()
     with contextlib.ExitStack() as stack:
@@ -297,7 +317,7 @@ def main() -> int:
         timeline = Timeline()
         try:
             pair.check()
-            play(pair, webhook, timeline)
+            play(pair, webhook, timeline, options.picture and options.picture.resolve())
         except NotPossible as error:
             print(f"demo: {error}", file=sys.stderr)
             return 2
