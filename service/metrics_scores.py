@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from ..monitors.alpha_scan import AlphaScanFinding, Profile, Thresholds
+from ..monitors.alpha_scan import QUICK_GRID, AlphaScanFinding, Profile, Thresholds
 from .skippability import loss_without
 
 _SCORES = ("bss", "slope", "skip_gain", "largest_deviation")
@@ -36,6 +36,12 @@ def of_blocks(finding: AlphaScanFinding | None, model_name: str) -> Iterable[Met
         "Loss on the validation set without the block, as the last scan measured it; absent when it is not known.",
         labels=block_labels,
     )
+    at_alpha = GaugeMetricFamily(
+        "flipwatch_block_loss_nats",
+        "Loss on the validation set with the block scaled by alpha and all others as served, from the last scan, at "
+        "the alphas of the quick grid; absent when it is not known or not finite.",
+        labels=[*block_labels, "alpha"],
+    )
     without_drift = GaugeMetricFamily(
         "flipwatch_block_without_drift_nats",
         "That loss above the same of the clean profile, near 0 for the one damaged block; absent without a profile.",
@@ -56,10 +62,15 @@ def of_blocks(finding: AlphaScanFinding | None, model_name: str) -> Iterable[Met
             gain_t.add_metric(at, block.skip_gain_t)
         if finding is not None and (loss := loss_without(finding, block.block)) is not None:
             without.add_metric(at, loss)
+        # A scan that had to leave another block out says nothing of the model as served.
+        for alpha, nats in block.curve if finding is not None and not finding.left_out else ():
+            # A bound for the number of series: a full grid has nine alphas.
+            if alpha in QUICK_GRID and nats is not None:
+                at_alpha.add_metric([*at, f"{alpha:g}"], nats)
         if block.without_drift_nats is not None:
             without_drift.add_metric(at, block.without_drift_nats)
         flagged.add_metric(at, int(block.flagged))
-    yield from (zscore, score, gain_t, without, without_drift, flagged)
+    yield from (zscore, score, gain_t, without, at_alpha, without_drift, flagged)
 
 
 def of_thresholds(thresholds: Thresholds) -> Iterable[Metric]:
