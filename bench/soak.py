@@ -40,8 +40,8 @@ SETTINGS: dict[str, Any] = {
     "mitigation": {"mode": "enforce", "max_actions": 1000, "window_minutes": 1},
     "log_level": "warning",
 }
-# vLLM's CPU build keeps a kernel of oneDNN for each number of tokens that a step ever had, up to a limit: on a plain vLLM,
-# without Flipwatch, 960 prompts of 408 different lengths made 460 MiB of them, and the last 100 lengths 15 MiB.
+# The CPU build of vLLM keeps kernels of oneDNN for each number of tokens that a step had, up to a limit: on a plain
+# vLLM, without Flipwatch, 960 prompts of 408 lengths made 460 MiB of them, and the last 100 lengths 15 MiB.
 _LONGEST_PROMPT_TOKENS = 480
 _FOUND_SECONDS = 900.0
 _DONE_SECONDS = 900.0
