@@ -1,10 +1,10 @@
 """The board of the fleet: which replica, which block, since when."""
 
-from board import JSON, board, by_choice
+from board import JSON, board
 from codes import AWAY, symptom_codes, verdict_codes
 from fleet_weights import integrity
 from panels import BAD_ABOVE_ZERO, OVER_LIMIT, Column, Query, graph, stat, table, timeline
-from promql import HELD, PLACED, age, coded, increase, known, largest, of, over_tau, rate, since, total
+from promql import HELD, PLACED, age, coded, increase, known, largest, lateness, of, over_tau, rate, since, total
 from server import UID
 from states import NOT_KNOWN, PULSES, SYMPTOMS, VERDICTS, Look, mapped, numbered, yes_no
 
@@ -25,7 +25,6 @@ def fleet() -> JSON:
             "Mitigation": _mitigation(),
             "Cost of monitoring": _cost(),
         },
-        [by_choice("stale_seconds", "Stale after seconds", ["7200", "3600", "21600", "86400"])],
     )
 
 
@@ -43,7 +42,7 @@ _ROW = _to_server("__field.labels.instance")
 def _overview() -> list[JSON]:
     reached = f"present_over_time({of('flipwatch_up')}[$__range])"
     probe_away = f"sum(1 - {of('flipwatch_up')})"
-    stale = f"(time() - {of('flipwatch_last_scan_timestamp_seconds')} > bool $stale_seconds)"
+    late = f"sum(max by (job, instance) ({lateness()}) > bool 3)"
     return [
         stat(
             "Servers by verdict",
@@ -56,16 +55,17 @@ def _overview() -> list[JSON]:
         stat(
             "Sidecars",
             "Sidecars that Prometheus reached in the time shown, those of them that are away now, those whose probe "
-            "does not answer, and those whose last scan is older than the variable says. One that never scanned, and a "
-            "target that service discovery has dropped, are counted in none of the last three.",
+            "does not answer, and those where a monitor's last run is older than three times its schedule. A monitor "
+            "that never came to its end is not late, and a target that service discovery has dropped is in none of the "
+            "last three.",
             (10, 5),
             [
                 Query(f"count({known()})", "reached"),
                 Query(f"sum((1 - {of('up')}) and on (job, instance) {reached})", "away"),
                 Query(probe_away, "probe away"),
-                Query(f"sum({stale})", "stale"),
+                Query(late, "late"),
             ],
-            colors={"away": "red", "probe away": "orange", "stale": "orange"},
+            colors={"away": "red", "probe away": "orange", "late": "orange"},
         ),
         timeline(
             "Verdict by server",

@@ -15,6 +15,9 @@ BAD_ABOVE_ZERO = ((None, "text"), (1, "red"))
 OVER_LIMIT = ((None, "dark-blue"), (0.5, "yellow"), (1.0, "orange"))
 """Of a ratio to its limit.  What lies below it is no proof of health, so it is not green."""
 
+LATE = ((None, "dark-blue"), (1.5, "yellow"), (3, "orange"))
+"""Of an age to the time between two runs."""
+
 
 class Query(NamedTuple):
     """A query and how its series are named."""

@@ -14,6 +14,13 @@ HELD = {
     "comparisons": "flipwatch_differential_held_seconds_total",
 }
 """What counts the time for which the engine is held.  The canary holds nothing."""
+LAST = {
+    "alpha_scan": "flipwatch_last_scan_timestamp_seconds",
+    "fingerprint": "flipwatch_sweep_timestamp_seconds",
+    "differential": "flipwatch_differential_timestamp_seconds",
+    "canary": "flipwatch_canary_timestamp_seconds",
+}
+"""Monitor -> what tells when it last came to its end."""
 SCORE = 'score="$score"'
 REFERENCE = 'reference="$reference"'
 """Which z: variables of the boards."""
@@ -37,6 +44,7 @@ _WITHOUT_MODEL = frozenset(
         "flipwatch_scan_passes",
         "flipwatch_sweep_timestamp_seconds",
         "flipwatch_sweep_seconds",
+        "flipwatch_sweep_duration_seconds",
         "flipwatch_recording_timestamp_seconds",
         "flipwatch_differential_timestamp_seconds",
         "flipwatch_differential_seconds",
@@ -46,6 +54,8 @@ _WITHOUT_MODEL = frozenset(
         "flipwatch_canary_seconds",
         "flipwatch_drained",
         "flipwatch_alert_firing",
+        "flipwatch_verdict_firing",
+        "flipwatch_schedule_seconds",
     }
 )
 """Metrics about the sidecar or the server as a whole, and counters: they have no label `model_name`."""
@@ -72,6 +82,12 @@ def total(metric: str, *matchers: str, by: str = SERVER) -> str:
 def age(metric: str, by: str = SERVER) -> str:
     """Seconds since a time that a metric tells."""
     return f"time() - {largest(metric, by=by)}"
+
+
+def lateness(by: str = SERVER) -> str:
+    """Age of each monitor's last run over the time between its runs, by labels and by monitor."""
+    ages = (f'label_replace({age(metric, by)}, "monitor", "{name}", "", "")' for name, metric in LAST.items())
+    return f"({' or '.join(ages)}) / on ({by}, monitor) {largest('flipwatch_schedule_seconds', by=f'{by}, monitor')}"
 
 
 def rate(metric: str, by: str = SERVER) -> str:

@@ -2,11 +2,13 @@
 
 from board import JSON, board, by_query
 from codes import AWAY, verdict_codes
-from panels import BAD_ABOVE_ZERO, Query, stat, timeline
+from panels import BAD_ABOVE_ZERO, LATE, Query, stat, timeline
 from promql import (
+    LAST,
     age,
     coded,
     largest,
+    lateness,
     total,
 )
 from server_blocks import blocks
@@ -81,14 +83,9 @@ def _overview() -> list[JSON]:
         stat(
             "Age of the evidence",
             "Time since the last successful run of each monitor. No data: it never succeeded since the sidecar's state "
-            "was made. Whether an age is too much depends on the schedule in the settings.",
+            "was made. Whether that is late, see below.",
             (7, 4),
-            [
-                Query(age("flipwatch_last_scan_timestamp_seconds"), "scan {{instance}}"),
-                Query(age("flipwatch_sweep_timestamp_seconds"), "sweep {{instance}}"),
-                Query(age("flipwatch_differential_timestamp_seconds"), "comparison {{instance}}"),
-                Query(age("flipwatch_canary_timestamp_seconds"), "canary {{instance}}"),
-            ],
+            [Query(age(metric), f"{monitor} {{{{instance}}}}") for monitor, metric in LAST.items()],
             unit="s",
             decimals=0,
         ),
@@ -99,6 +96,15 @@ def _overview() -> list[JSON]:
             (24, 4),
             [Query(verdict_codes("job, instance"), "{{instance}}")],
             mappings=numbered(VERDICTS, AWAY),
+        ),
+        timeline(
+            "Age of the evidence over its schedule",
+            "Time since the last successful run over the time between two runs by the clock: orange from 3 on, where "
+            "an alert of Prometheus fires. An empty row: the monitor never came to its end, or runs only by hand.",
+            (24, 5),
+            [Query(lateness(), "{{monitor}} {{instance}}")],
+            decimals=1,
+            thresholds=LATE,
         ),
         timeline(
             "Health by monitor",
@@ -125,6 +131,10 @@ def _overview() -> list[JSON]:
                     "max by (job, instance, alertname) "
                     '(ALERTS{alertname=~"Flipwatch.*", alertstate="firing", job=~"$job", instance=~"$instance"})',
                     "{{alertname}} (Prometheus) {{instance}}",
+                ),
+                Query(
+                    largest("flipwatch_verdict_firing", by="job, instance, verdict"),
+                    "FlipwatchVerdict: {{verdict}} {{instance}}",
                 ),
             ],
             mappings=yes_no(Look("fires", "red"), Look("quiet", NOT_KNOWN)),

@@ -80,12 +80,13 @@ def cost() -> list[JSON]:
         ),
         graph(
             "Duration of the last run",
-            "Wall time of the last scan, comparison and canary, pauses included; of a sweep the time spent on digests. "
+            "Wall time of the last run, pauses included; of a sweep also the time spent on digests, of the slowest rank. "
             "The lines stay level when runs stop: look at the ages.",
             (12, 8),
             [
                 Query(largest("flipwatch_scan_duration_seconds"), "scan {{instance}}"),
-                Query(largest("flipwatch_sweep_seconds"), "sweep {{instance}}"),
+                Query(largest("flipwatch_sweep_duration_seconds"), "sweep {{instance}}"),
+                Query(largest("flipwatch_sweep_seconds"), "sweep, digests {{instance}}"),
                 Query(largest("flipwatch_differential_seconds"), "comparison {{instance}}"),
                 Query(largest("flipwatch_canary_seconds"), "canary {{instance}}"),
             ],

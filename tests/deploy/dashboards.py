@@ -18,7 +18,6 @@ VALUES = {
     "vllm_instance": ".+",
     "score": "skip_gain",
     "reference": "blocks",
-    "stale_seconds": "7200",
     "__rate_interval": "1m",
     "__interval": "15s",
     "__range": "1h",
