@@ -69,6 +69,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return deploy
 
 
+def secrets_of(service: dict[str, Any]) -> dict[str, str]:
+    """Name under /run/secrets -> secret, of the secrets that a service mounts."""
+    mounts = [one if isinstance(one, dict) else {"source": one} for one in service.get("secrets", [])]
+    return {one.get("target", one["source"]): one["source"] for one in mounts}
+
+
 def check_schema(path: Path) -> subprocess.CompletedProcess[str]:
     """Run check-jsonschema with the schema of the compose specification that it ships."""
     return subprocess.run(
@@ -120,8 +126,8 @@ def test_holds_no_secret() -> None:
         for variable, value in service.get("environment", {}).items():
             if re.search(r"TOKEN|PASSWORD|SECRET|KEY", variable):
                 assert variable.endswith("_FILE"), (name, variable)
-                assert value.removeprefix("/run/secrets/") in service["secrets"], (name, variable)
-    assert {secret for service in SERVICES.values() for secret in service.get("secrets", [])} == set(secrets)
+                assert value.removeprefix("/run/secrets/") in secrets_of(service), (name, variable)
+    assert {secret for service in SERVICES.values() for secret in secrets_of(service).values()} == set(secrets)
     assert all(set(secret) == {"file"} for secret in secrets.values())
 
 
@@ -271,8 +277,8 @@ def test_prometheus_and_alertmanager_look_for_services_that_are_there() -> None:
     text = mounted("alertmanager", "/etc/alertmanager/alertmanager.yml").read_text()
     plain = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     assert set(re.findall(r"http://([\w.-]+):", plain)) <= names
-    for place in re.findall(r"credentials_file: ['\"]?(\S+?)['\"]?$", plain, re.MULTILINE):
-        assert place.removeprefix("/run/secrets/") in SERVICES["alertmanager"]["secrets"]
+    places = re.findall(r"credentials_file: ['\"]?(\S+?)['\"]?$", plain, re.MULTILINE)
+    assert {place.removeprefix("/run/secrets/") for place in places} == set(secrets_of(SERVICES["alertmanager"]))
 
 
 def test_grafana_is_provisioned_with_what_is_mounted() -> None:
