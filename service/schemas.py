@@ -147,6 +147,13 @@ class Accepted(View):
     state: str
 
 
+class NotificationOutcome(View):
+    """What came of a notification of Alertmanager."""
+
+    outcome: str = Field(description="What is done, or why nothing is to be done, one sentence.")
+    mitigation_id: str | None = Field(default=None, description="What was ordered; its state is at `Location`.")
+
+
 class ScanView(ScanRecord):
     """A scan with its finding."""
 

@@ -2,12 +2,26 @@
 
 from fastapi import APIRouter
 
-from . import baselines, canary, events, faults, health, info, integrity, mitigations, recordings, scans, states
+from . import (
+    alertmanager,
+    baselines,
+    canary,
+    events,
+    faults,
+    health,
+    info,
+    integrity,
+    mitigations,
+    recordings,
+    scans,
+    states,
+)
 
 ROUTERS: tuple[APIRouter, ...] = (
     states.router,
     scans.router,
     mitigations.router,
+    alertmanager.router,
     baselines.router,
     integrity.router,
     recordings.router,

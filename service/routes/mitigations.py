@@ -2,16 +2,13 @@
 
 from fastapi import APIRouter, Response
 
-from ...monitors.alpha_scan import AlphaScan
-from ...monitors.finding import Action
-from ...monitors.fingerprint.judgement import FingerprintFinding
-from ..gates import names
 from ..problem import Kind, ProblemError, responses
 from ..records import MitigationAction, MitigationRecord
 from ..schemas import Accepted, MitigationOrder
 from ..sidecar import Sidecar
 from . import access
 from .access import GUARDED, READING, Limit, Reader, TheSidecar
+from .orders import damaged, drain, flagged, follow
 
 router = APIRouter(prefix="/v1/mitigations", tags=["mitigations"])
 
@@ -39,21 +36,17 @@ async def start_mitigation(
     """
     action = MitigationAction(order.action)
     if action is MitigationAction.DRAIN:
-        facts = sidecar.live.facts
-        if facts is None:
-            raise ProblemError(Kind.VLLM_AWAY, sidecar.live.away)
-        record = sidecar.mitigator.drain(facts.boot_id, reason=order.reason, actor=caller.name)
-        return await _accepted(sidecar, record, response)
+        return await _accepted(sidecar, drain(sidecar, reason=order.reason, actor=caller.name), response)
     if action is MitigationAction.REPAIR:
         record = await sidecar.mitigator.repair(
-            _damaged(sidecar) if order.blocks == "flagged" else order.blocks, reason=order.reason, actor=caller.name
+            damaged(sidecar) if order.blocks == "flagged" else order.blocks, reason=order.reason, actor=caller.name
         )
         return await _accepted(sidecar, record, response)
     if action is MitigationAction.ATTENUATE and order.alpha is None:
         raise ProblemError(Kind.INVALID, "body.alpha: attenuate needs an alpha above 0, up to 2, and not 1.")
     record = await sidecar.mitigator.apply(
         action,
-        _flagged(sidecar) if order.blocks == "flagged" else list(order.blocks or ()),
+        flagged(sidecar) if order.blocks == "flagged" else list(order.blocks or ()),
         alpha=order.alpha or 0.0,
         reason=order.reason,
         actor=caller.name,
@@ -98,34 +91,5 @@ async def finish_mitigation(
 
 
 async def _accepted(sidecar: Sidecar, record: MitigationRecord, response: Response) -> Accepted:
-    await sidecar.follow(record)
-    response.headers["location"] = f"/v1/mitigations/{record.id}"
+    await follow(sidecar, record, response)
     return Accepted(id=record.id, state=record.state)
-
-
-def _damaged(sidecar: Sidecar) -> list[int]:
-    """Blocks that any monitor flags, whatever it advises: what has not changed is not repaired anyway."""
-    if not sidecar.live.up:
-        raise ProblemError(Kind.VLLM_AWAY, sidecar.live.away)
-    findings = [state.finding for state in sidecar.live.states() if state.finding is not None]
-    blocks = {place.block for finding in findings for place in finding.places}
-    blocks |= {block for finding in findings if isinstance(finding, FingerprintFinding) for block in finding.blocks}
-    if not blocks:
-        raise ProblemError(Kind.CONFLICT, "No block is flagged by the last findings: scan, or name no blocks at all.")
-    return sorted(blocks)
-
-
-def _flagged(sidecar: Sidecar) -> list[int]:
-    if not sidecar.live.up:
-        raise ProblemError(Kind.VLLM_AWAY, sidecar.live.away)
-    finding = sidecar.live.state(AlphaScan.name).finding
-    blocks = [] if finding is None else [place.block for place in finding.places]
-    if not blocks:
-        raise ProblemError(Kind.CONFLICT, "No block is flagged by the last finding: scan, or name the blocks.")
-    if finding is not None and finding.action is not Action.SKIP:
-        raise ProblemError(
-            Kind.CONFLICT,
-            f"The last finding flags {names(blocks)} and advises no skip; read its reason, and name the blocks to "
-            "leave them out all the same.",
-        )
-    return blocks

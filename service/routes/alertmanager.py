@@ -1,0 +1,139 @@
+"""`/v1/alertmanager/{action}`: a webhook receiver for Alertmanager, which orders one action while an alert fires.
+
+The alert is only the occasion.  What is done rests on this sidecar's own evidence, since one receiver may be told of
+the alerts of many servers: the changed chunks that a sweep finds, the blocks that its last scan flags, its verdict.
+
+Alertmanager keeps trying while it is answered 5xx, counts any other error as a failed notification and tries again
+after `group_interval`; after 2xx it is silent until the group changes or `repeat_interval` is over, and nobody
+reads the body.  So an error means: this was wanted, and has not happened.  Decision 0018 has the table.
+"""
+
+from enum import StrEnum
+
+from fastapi import APIRouter, Response
+
+from ...monitors.alpha_scan import AlphaScan
+from ...monitors.finding import Health
+from ..gates import names
+from ..guard import AlreadyMitigated, MitigationBusy, NothingChanged
+from ..notification import PREFIX, AlertReceived, Notification
+from ..policy import HELPS
+from ..problem import Kind, ProblemError, responses
+from ..records import Event, MitigationAction, MitigationRecord, MitigationState
+from ..schemas import NotificationOutcome
+from ..sidecar import Sidecar
+from . import access
+from .access import GUARDED, TheSidecar
+from .orders import NothingFlagged, drain, flagged, follow
+
+router = APIRouter(prefix="/v1/alertmanager", tags=["mitigations"])
+
+# With what the reason of each order of this route begins: by it the route knows its own.
+_BY = "Alertmanager: "
+# As the longest reason that a person may give.
+_LONGEST_REASON = 500
+
+
+class _Answer(StrEnum):
+    """What may be ordered here.  Not `attenuate`: no alert knows an alpha."""
+
+    REPAIR = "repair"
+    SKIP = "skip"
+    DRAIN = "drain"
+
+
+@router.post(
+    "/{action}",
+    operation_id="receiveAlerts",
+    status_code=202,
+    responses={
+        200: {"model": NotificationOutcome, "description": "Nothing is to be done"},
+        **responses(*GUARDED, Kind.UNKNOWN_BLOCK, Kind.CONFLICT, Kind.INVALID, Kind.REFUSED_BY_VLLM, Kind.VLLM_AWAY),
+    },
+)
+async def receive_alerts(
+    sidecar: TheSidecar,
+    caller: access.Mitigator,
+    response: Response,
+    action: _Answer,
+    notification: Notification,
+) -> NotificationOutcome:
+    """Repair all weights, skip the blocks that the last scan flags, or drain, while an alert of Flipwatch fires.
+
+    202 when that was ordered.  200 where nothing is to be done: the alerts are resolved, nothing has changed, no block
+    is flagged, it is mitigated already, or a mitigation is on its way.  Blocks that the alerts name count for nothing.
+    """
+    if not notification.ours:
+        raise ProblemError(
+            Kind.INVALID,
+            f"None of these {len(notification.alerts)} alerts has an alertname that begins with {PREFIX}: route only "
+            "those to this receiver.",
+        )
+    firing = notification.firing
+    if not firing:
+        response.status_code = 200
+        return NotificationOutcome(outcome="The alerts are resolved: nothing is ordered.")
+    ordered = await _order(sidecar, action, reason=_reason(firing), actor=caller.name)
+    if isinstance(ordered, str):
+        # Alertmanager drops the body of a success.
+        detail = {"action": action.value, "reason": _reason(firing), "message": ordered}
+        event = Event(at=sidecar.now(), actor=caller.name, what="alert received, nothing ordered", detail=detail)
+        sidecar.store.add_event(event)
+        response.status_code = 200
+        return NotificationOutcome(outcome=ordered)
+    await follow(sidecar, ordered, response)
+    return NotificationOutcome(outcome=ordered.message, mitigation_id=ordered.id)
+
+
+async def _order(sidecar: Sidecar, action: _Answer, *, reason: str, actor: str) -> MitigationRecord | str:
+    """What was ordered, or why nothing is to be done; raises what forbids what is to be done."""
+    try:
+        if action is _Answer.REPAIR:
+            return await sidecar.mitigator.repair(None, reason=reason, actor=actor)
+        if action is _Answer.SKIP:
+            return await _skip(sidecar, reason=reason, actor=actor)
+        return _drain(sidecar, reason=reason, actor=actor)
+    except (NothingChanged, MitigationBusy) as nothing:
+        return str(nothing)
+
+
+async def _skip(sidecar: Sidecar, *, reason: str, actor: str) -> MitigationRecord | str:
+    try:
+        blocks = flagged(sidecar)
+    except NothingFlagged:
+        known = sidecar.live.state(AlphaScan.name)
+        if known.health is Health.UNKNOWN:
+            raise ProblemError(Kind.CONFLICT, f"No scan says which block to leave out: {known.reason}") from None
+        return "The last scan of this sidecar flags no block: nothing is left out."
+    facts = sidecar.live.facts
+    opened = [
+        record for record in sidecar.store.open_mitigations() if facts is not None and record.boot_id == facts.boot_id
+    ]
+    # One that was interrupted may have left the gates as they were: it is refused below, for a person to finish.
+    held = {block for record in opened if record.state is not MitigationState.INTERRUPTED for block in record.held}
+    if held.issuperset(blocks):
+        return f"{names(blocks).capitalize()} mitigated already: nothing more is ordered."
+    for record in opened:
+        if record.action is MitigationAction.SKIP and record.reason.startswith(_BY):
+            raise ProblemError(
+                Kind.CONFLICT,
+                f"Mitigation {record.id}, which an alert ordered, is open and holds {names(record.blocks)}; the last "
+                f"scan flags {names(blocks)}: more damage than that is for a person to look at.",
+            )
+    return await sidecar.mitigator.apply(MitigationAction.SKIP, blocks, reason=reason, actor=actor)
+
+
+def _drain(sidecar: Sidecar, *, reason: str, actor: str) -> MitigationRecord | str:
+    joined = sidecar.live.verdict()
+    if joined.verdict not in HELPS and joined.health is not Health.FAILED:
+        return f"The verdict of this sidecar is {joined.verdict.value}, which is no reason to drain: {joined.reason}"
+    try:
+        return drain(sidecar, reason=reason, actor=actor)
+    except AlreadyMitigated as drained:
+        return str(drained)
+
+
+def _reason(firing: list[AlertReceived]) -> str:
+    """For the record and the audit log: each alert once, in the order in which they came."""
+    words = _BY + ", ".join(dict.fromkeys(alert.words for alert in firing))
+    return words if len(words) <= _LONGEST_REASON else words[: _LONGEST_REASON - 3] + "..."
