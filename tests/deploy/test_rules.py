@@ -16,7 +16,7 @@ from .rules import FOREIGN, GOLDEN, ROOT, RULES_FILE, alerts, exported, metrics_
 
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 ALERTMANAGER = ROOT / "deploy" / "alertmanager" / "alertmanager.yml"
-TESTS = PROMETHEUS / "rules_test.yml"
+TESTS = (PROMETHEUS / "rules_test.yml", PROMETHEUS / "rules_day_test.yml")
 
 
 def _run(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -35,7 +35,7 @@ def _routed(**labels: str) -> list[str]:
 
 
 def _tests() -> list[dict[str, Any]]:
-    return list(yaml.safe_load(TESTS.read_text(encoding="utf-8"))["tests"])
+    return [test for file in TESTS for test in yaml.safe_load(file.read_text(encoding="utf-8"))["tests"]]
 
 
 def _queries() -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -52,7 +52,7 @@ def test_promtool_accepts_the_rules() -> None:
 def test_the_rules_do_what_their_unit_tests_say() -> None:
     """The tests run on the link that Prometheus reads, which is the chart's file."""
     assert (PROMETHEUS / "rules.yml").resolve() == RULES_FILE
-    tested = _run("promtool", "test", "rules", TESTS)
+    tested = _run("promtool", "test", "rules", *TESTS)
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
