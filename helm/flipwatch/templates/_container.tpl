@@ -10,7 +10,7 @@
   value: /var/lib/flipwatch
 - name: FLIPWATCH_PROBE_TOKEN_FILE
   value: /etc/flipwatch/secret/{{ (.Values.secretKeys).probeToken | default "probe-token" }}
-{{- with (.Values.secretKeys).tokens }}
+{{- with dig "tokens" "tokens.yaml" (.Values.secretKeys | default dict) }}
 - name: FLIPWATCH_TOKENS_FILE
   value: /etc/flipwatch/secret/{{ . }}
 {{- end }}
