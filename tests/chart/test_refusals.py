@@ -164,10 +164,12 @@ def test_each_value_may_be_missing(name: str, four: Four) -> None:
     for key in _defaults():
         if key == "form":
             continue
+        said = ""
         try:
             four.render(CHART, {**values, key: None})
         except RefusedError as refused:
-            assert re.fullmatch(r"execution error at \(\S+\): [a-zA-Z._]+ (is empty|needs)\b.+\.", str(refused)), key
+            said = str(refused)
+        assert re.fullmatch(r"(execution error at \(\S+\): [a-zA-Z._]+ (is empty|needs)\b.+\.)?", said), key
 
 
 def test_null_for_no_clock_reaches_flipwatch(light_chart: Path, three: Three, four: Four) -> None:
