@@ -69,6 +69,14 @@ def of(metric: str, *matchers: str) -> str:
     return f"{metric}{{{', '.join([*by, *matchers])}}}"
 
 
+def of_vllm(name: str, *matchers: str) -> str:
+    """A selector of vLLM's own metric vllm:NAME, by model.
+
+    Scraped by a Prometheus before 3 it is vllm_NAME: prometheus-client 0.26 then writes OpenMetrics without colons.
+    """
+    return "{" + ", ".join([f'__name__=~"vllm[:_]{name}"', 'model_name=~"$model_name"', *matchers]) + "}"
+
+
 def largest(metric: str, *matchers: str, by: str = SERVER) -> str:
     """The largest of a metric, by labels."""
     return f"max by ({by}) ({of(metric, *matchers)})"

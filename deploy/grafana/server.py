@@ -9,6 +9,7 @@ from promql import (
     coded,
     largest,
     lateness,
+    of_vllm,
     total,
 )
 from server_blocks import blocks
@@ -37,7 +38,7 @@ def server() -> JSON:
             by_query(
                 "vllm_instance",
                 "vLLM target",
-                'label_values(vllm:num_requests_running{model_name=~"$model_name"}, instance)',
+                f"label_values({of_vllm('num_requests_running')}, instance)",
                 ".+",
             )
         ],

@@ -3,10 +3,12 @@
 from board import JSON
 from codes import symptom_codes
 from panels import BAD_ABOVE_ZERO, Query, graph, stat, timeline
-from promql import age, coded, increase, largest, total
+from promql import age, coded, increase, largest, of_vllm, total
 from states import NOT_KNOWN, PULSES, SYMPTOMS, Look, numbered, yes_no
 
-_VLLM = 'model_name=~"$model_name", instance=~"$vllm_instance"'
+
+def _vllm(name: str) -> str:
+    return of_vllm(name, 'instance=~"$vllm_instance"')
 
 
 def integrity() -> list[JSON]:
@@ -124,8 +126,8 @@ def answers() -> list[JSON]:
             "not scrape vLLM itself, or under another model name.",
             (12, 7),
             [
-                Query(f"sum by (instance) (vllm:num_requests_running{{{_VLLM}}})", "running {{instance}}"),
-                Query(f"sum by (instance) (vllm:num_requests_waiting{{{_VLLM}}})", "waiting {{instance}}"),
+                Query(f"sum by (instance) ({_vllm('num_requests_running')})", "running {{instance}}"),
+                Query(f"sum by (instance) ({_vllm('num_requests_waiting')})", "waiting {{instance}}"),
             ],
         ),
         graph(
@@ -134,7 +136,7 @@ def answers() -> list[JSON]:
             (6, 7),
             [
                 Query(
-                    f"sum by (instance) (rate(vllm:generation_tokens_total{{{_VLLM}}}[$__rate_interval]))",
+                    f"sum by (instance) (rate({_vllm('generation_tokens_total')}[$__rate_interval]))",
                     "{{instance}}",
                 )
             ],
@@ -143,7 +145,7 @@ def answers() -> list[JSON]:
             "KV cache in use",
             "Share of vLLM's KV cache that is in use. Little of it says nothing of what is in it.",
             (6, 7),
-            [Query(f"max by (instance) (vllm:kv_cache_usage_perc{{{_VLLM}}})", "{{instance}}")],
+            [Query(f"max by (instance) ({_vllm('kv_cache_usage_perc')})", "{{instance}}")],
             unit="percentunit",
         ),
     ]

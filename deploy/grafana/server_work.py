@@ -80,7 +80,7 @@ def cost() -> list[JSON]:
         ),
         graph(
             "Duration of the last run",
-            "Wall time of the last run, pauses included; of a sweep also the time spent on digests, of the slowest rank. "
+            "Wall time of the last run, pauses included; of a sweep also the time spent on digests (slowest rank). "
             "The lines stay level when runs stop: look at the ages.",
             (12, 8),
             [

@@ -10,6 +10,7 @@ class Selector(NamedTuple):
     """One selector of series in a query."""
 
     metric: str
+    """Of `vllm[:_]x` it is `vllm:x`, as vLLM's source has it."""
     matchers: frozenset[str]
     """Such as `job=~"x"`."""
     function: str | None
@@ -27,10 +28,12 @@ def selectors(expression: str) -> list[Selector]:
             matrix = around[-1] if around and isinstance(around[-1], promql_parser.MatrixSelector) else None
             call = around[-2] if matrix is not None else None
             assert not node.matchers.or_matchers, "Prometheus itself knows no `or` between matchers."
+            matchers = {matcher.name: matcher for matcher in node.matchers.matchers}
+            name = node.name or matchers.pop("__name__").value.replace("[:_]", ":")
             found.append(
                 Selector(
-                    node.name or "",
-                    frozenset(str(matcher) for matcher in node.matchers.matchers),
+                    name,
+                    frozenset(map(str, matchers.values())),
                     call.func.name if isinstance(call, promql_parser.Call) else None,
                     None if matrix is None else matrix.range,
                 )
