@@ -48,7 +48,6 @@ def by_query(name: str, label: str, query: str, all_value: str) -> JSON:
         "type": "query",
         "datasource": DATASOURCE,
         "query": {"query": query, "refId": "StandardVariableQuery"},
-        "definition": query,
         "regex": "",
         # When the time range changes.
         "refresh": 2,

@@ -106,6 +106,8 @@ def stat(
         "orientation": "auto",
         "textMode": "value_and_name",
         "wideLayout": True,
+        "percentChangeColorMode": "standard",
+        "showPercentChange": False,
     }
     return made
 
@@ -168,7 +170,8 @@ def timeline(
         "mappings": list(mappings),
         "color": {"mode": "thresholds"},
         "thresholds": _steps(thresholds),
-        "custom": {"fillOpacity": 80, "lineWidth": 0, "spanNulls": False, "insertNulls": False},
+        # By default it connects nothing over a gap.
+        "custom": {"fillOpacity": 80, "lineWidth": 0},
         "links": list(links),
     }
     if decimals is not None:
@@ -230,10 +233,10 @@ def table(
         *(_override(name, {"links": list(to)}) for name, to in (links or {}).items()),
     ]
     made["options"] = {
+        "frameIndex": 0,
         "showHeader": True,
         "cellHeight": "sm",
         "sortBy": [{"displayName": sort, "desc": descending}],
-        "footer": {"show": False, "reducer": ["sum"], "countRows": False, "fields": ""},
     }
     return made
 
@@ -262,10 +265,10 @@ def matrix(
         }
     ]
     made["options"] = {
+        "frameIndex": 0,
         "showHeader": True,
         "cellHeight": "sm",
         "sortBy": [],
-        "footer": {"show": False, "reducer": ["sum"], "countRows": False, "fields": ""},
     }
     return made
 

@@ -208,7 +208,7 @@ def test_what_is_not_known_never_looks_healthy(board: JSON) -> None:
         if panel["type"] in ("stat", "table"):
             assert all(target["instant"] and not target["range"] for target in panel["targets"]), panel["title"]
         else:
-            assert defaults["custom"]["spanNulls"] is False
+            assert defaults["custom"].get("spanNulls", False) is False
             assert all(target["range"] and not target["instant"] for target in panel["targets"]), panel["title"]
         if panel["type"] == "state-timeline":
             assert defaults["mappings"], panel["title"]
