@@ -14,12 +14,13 @@ from fastapi import APIRouter, Response
 
 from ...monitors.alpha_scan import AlphaScan
 from ...monitors.finding import Health
+from ..auth import Caller
 from ..gates import names
-from ..guard import AlreadyMitigated, MitigationBusy, NothingChanged
+from ..guard import AlreadyMitigated, MitigationBusy, MitigationError, NothingChanged
 from ..notification import PREFIX, AlertReceived, Notification
 from ..policy import HELPS
 from ..problem import Kind, ProblemError, responses
-from ..records import Event, MitigationAction, MitigationRecord, MitigationState
+from ..records import IN_FLIGHT, Event, MitigationAction, MitigationRecord, MitigationState
 from ..schemas import NotificationOutcome
 from ..sidecar import Sidecar
 from . import access
@@ -61,7 +62,7 @@ async def receive_alerts(
     """Repair all weights, skip the blocks that the last scan flags, or drain, while an alert of Flipwatch fires.
 
     202 when that was ordered.  200 where nothing is to be done: the alerts are resolved, nothing has changed, no block
-    is flagged, it is mitigated already, or a mitigation is on its way.  Blocks that the alerts name count for nothing.
+    is flagged, it is mitigated already, or the same is on its way.  Blocks that the alerts name count for nothing.
     """
     if not notification.ours:
         raise ProblemError(
@@ -73,12 +74,15 @@ async def receive_alerts(
     if not firing:
         response.status_code = 200
         return NotificationOutcome(outcome="The alerts are resolved: nothing is ordered.")
-    ordered = await _order(sidecar, action, reason=_reason(firing), actor=caller.name)
+    reason = _reason(firing)
+    try:
+        ordered = await _order(sidecar, action, reason=reason, actor=caller.name)
+    except (MitigationError, ProblemError) as refusal:
+        _note(sidecar, caller, "alert received, refused", action, reason, str(refusal))
+        raise
     if isinstance(ordered, str):
         # Alertmanager drops the body of a success.
-        detail = {"action": action.value, "reason": _reason(firing), "message": ordered}
-        event = Event(at=sidecar.now(), actor=caller.name, what="alert received, nothing ordered", detail=detail)
-        sidecar.store.add_event(event)
+        _note(sidecar, caller, "alert received, nothing ordered", action, reason, ordered)
         response.status_code = 200
         return NotificationOutcome(outcome=ordered)
     await follow(sidecar, ordered, response)
@@ -93,8 +97,16 @@ async def _order(sidecar: Sidecar, action: _Answer, *, reason: str, actor: str) 
         if action is _Answer.SKIP:
             return await _skip(sidecar, reason=reason, actor=actor)
         return _drain(sidecar, reason=reason, actor=actor)
-    except (NothingChanged, MitigationBusy) as nothing:
+    except NothingChanged as nothing:
         return str(nothing)
+    except MitigationBusy:
+        for record in sidecar.store.open_mitigations():
+            # One that is being undone does the opposite.
+            ends = record.state is MitigationState.REVERTING
+            if record.state in IN_FLIGHT and not ends and record.action is MitigationAction(action):
+                return f"Mitigation {record.id} is on its way, and does the same."
+        # Not a conflict: Alertmanager tries again within seconds, and this is over soon.
+        raise ProblemError(Kind.BUSY, f"Another mitigation is on its way: the {action.value} has to wait.") from None
 
 
 async def _skip(sidecar: Sidecar, *, reason: str, actor: str) -> MitigationRecord | str:
@@ -131,6 +143,11 @@ def _drain(sidecar: Sidecar, *, reason: str, actor: str) -> MitigationRecord | s
         return drain(sidecar, reason=reason, actor=actor)
     except AlreadyMitigated as drained:
         return str(drained)
+
+
+def _note(sidecar: Sidecar, caller: Caller, what: str, action: _Answer, reason: str, message: str) -> None:
+    detail = {"action": action.value, "reason": reason, "message": message}
+    sidecar.store.add_event(Event(at=sidecar.now(), actor=caller.name, what=what, detail=detail))
 
 
 def _reason(firing: list[AlertReceived]) -> str:

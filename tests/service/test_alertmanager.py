@@ -158,14 +158,25 @@ async def test_a_drain_rests_on_this_sidecars_verdict(start: Start, server: Fake
 
 
 async def test_an_order_on_its_way_is_enough(start: Start, server: FakeServer) -> None:
-    """Two Alertmanagers of a cluster may both send it: the second is told so, and does not try again."""
+    """Two Alertmanagers of a cluster may both send it: the second is told so.  Another action has to wait."""
+    server.harm[4] = 5.0
     server.weights.damage(7, 4)
     api = await start()
+    await api.scanned()
     server.hold()
-    assert (await api.post("/v1/mitigations", {"action": "skip", "blocks": [2], "force": True})).status_code == 202
-    assert "on its way" in await _told(api, "repair", _verdict(), status=200)
+    alert = _verdict()
+    assert (await _told(api, "skip", alert, status=202)).startswith("Will set the gate of block 4 to 0")
+    assert await _told(api, "skip", alert, status=200) == "Block 4 mitigated already: nothing more is ordered."
+    assert await _told(api, "repair", alert, status=503) == (
+        "Another mitigation is on its way: the repair has to wait."
+    )
     server.release()
     assert [record["action"] for record in await _settled(api)] == ["skip"]
+    server.hold()
+    assert (await _told(api, "repair", alert, status=202)).startswith("Will put ")
+    assert (await _told(api, "repair", alert, status=200)).endswith(" is on its way, and does the same.")
+    server.release()
+    assert [record["action"] for record in await _settled(api)] == ["repair", "skip"]
 
 
 async def test_resolved_orders_nothing(start: Start, server: FakeServer) -> None:
@@ -196,6 +207,9 @@ async def test_what_the_settings_forbid_is_an_error(
         assert (await api.post("/v1/mitigations", {"action": "drain"})).status_code == 202
     assert words in await _told(api, "repair", _verdict(), status=403)
     assert server.weights.bad
+    [event, *_] = (await api.get("/v1/events")).json()
+    assert event["what"] == "alert received, refused"
+    assert words in event["detail"]["message"]
 
 
 async def test_dry_run_says_what_it_would_do(start: Start, server: FakeServer) -> None:
