@@ -242,11 +242,16 @@ def table(
 
 
 def matrix(
-    title: str, text: str, size: tuple[int, int], expr: str, *, rows: str, columns: str, unit: str = "none"
+    title: str, text: str, size: tuple[int, int], expr: str, *, rows: str, columns: str, values: Sequence[str]
 ) -> JSON:
-    """A table of now with a row for each value of one label and a column for each of another."""
+    """A table of now with a row for each value of the label `row` and a column for each of `values` of another label.
+
+    `rows`: what stands over the first column.
+    """
+    # As the transformation names the first column.
+    first = f"row\\{columns}"
     defaults = {
-        "unit": unit,
+        "unit": "none",
         "decimals": 3,
         "mappings": [ABSENT],
         "color": {"mode": "continuous-BlPu"},
@@ -261,14 +266,23 @@ def matrix(
     made["transformations"] = [
         {
             "id": "groupingToMatrix",
-            "options": {"columnField": columns, "rowField": rows, "valueField": "Value", "emptyValue": "null"},
-        }
+            "options": {"columnField": columns, "rowField": "row", "valueField": "Value", "emptyValue": "null"},
+        },
+        # Prometheus gives the series of an instant query in no order.
+        {
+            "id": "organize",
+            "options": {
+                "excludeByName": {},
+                "indexByName": {name: at for at, name in enumerate([first, *values])},
+                "renameByName": {first: rows, **{value: f"{columns} {value}" for value in values}},
+            },
+        },
     ]
     made["options"] = {
         "frameIndex": 0,
         "showHeader": True,
         "cellHeight": "sm",
-        "sortBy": [],
+        "sortBy": [{"displayName": rows, "desc": False}],
     }
     return made
 

@@ -2,12 +2,15 @@
 
 from board import JSON
 from panels import OVER_LIMIT, Column, Query, graph, matrix, stat, table, timeline
-from promql import BLOCK, REFERENCE, SCORE, in_order, largest, of, over_tau
+from promql import BLOCK, REFERENCE, SCORE, in_order, largest, over_tau
 from states import GATE, Look, yes_no
+
+from flipwatch.monitors.alpha_scan import QUICK_GRID
 
 
 def blocks() -> list[JSON]:
     """What scans and comparisons say of each block."""
+    losses = largest("flipwatch_block_loss_nats", by="instance, block, alpha")
     l2 = largest("flipwatch_block_divergence", 'measure="l2"', by=BLOCK)
     return [
         timeline(
@@ -96,12 +99,10 @@ def blocks() -> list[JSON]:
             "scan. 0 leaves the block out. A block whose loss falls towards 0 does harm. Compare with the loss as "
             "served. Absent: not measured, or not finite.",
             (12, 12),
-            "label_join(label_replace(label_replace(max by (instance, block, alpha) "
-            f"({of('flipwatch_block_loss_nats')}), "
-            '"block", "0$1", "block", "([0-9][0-9])"), "block", "00$1", "block", "([0-9])"), '
-            '"row", " block ", "instance", "block")',
-            rows="row",
+            f'label_join({in_order(losses)}, "row", " block ", "instance", "block")',
+            rows="server and block",
             columns="alpha",
+            values=[f"{alpha:g}" for alpha in QUICK_GRID],
         ),
         graph(
             "Loss as served and drift, nats per token",

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from flipwatch.monitors.alpha_scan import QUICK_GRID
+
 from .dashboards import JSON, MAY_BE_EMPTY, ROOT, VALUES, Query, boards, panels, queries
 from .promql import Selector, selectors
 
@@ -281,6 +283,14 @@ def test_every_exported_family_is_shown() -> None:
     """Or there is a reason why not."""
     used = {selector.metric for _, selector in _selected()}
     assert set(_families()) - used == set(NOT_SHOWN)
+
+
+def test_columns_of_the_losses() -> None:
+    """One column for each alpha that the metric can have, in their order."""
+    (panel,) = (one for one in panels(boards()["flipwatch-server"]) if one["title"].startswith("Loss by alpha"))
+    columns = panel["transformations"][1]["options"]["indexByName"]
+    assert list(columns) == ["row\\alpha", *(f"{alpha:g}" for alpha in QUICK_GRID)]
+    assert set(re.findall(r'flipwatch_block_loss_nats\{alpha="([\d.]+)"', GOLDEN)) <= set(columns)
 
 
 def test_exceptions_are_about_something() -> None:

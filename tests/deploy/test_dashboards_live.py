@@ -17,12 +17,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from flipwatch.monitors.alpha_scan import Thresholds
+from flipwatch.monitors.canary.finding import Symptom
+from flipwatch.monitors.finding import Health
 from flipwatch.monitors.fingerprint.facts import Method
 from flipwatch.service.metrics import SidecarCollector
 from flipwatch.service.mitigation_steps import Gate
 from flipwatch.service.records import MitigationAction, MitigationRecord, MitigationState, Mode
 
-from ..service.metrics_rig import FINDING, known
+from ..service.metrics_rig import ANSWERS, FINDING, known
 from ..service.toy_profile import PROFILE
 from ..vllm_server import WITH_THE_TESTS, free_port
 from .dashboards import Query, boards, panels, queries
@@ -264,6 +266,13 @@ def test_since_when_and_away(scene: Scene) -> None:
     times = {one["metric"]["block"]: float(one["value"][1]) / 1000 for one in scene.ask(since)}
     assert abs(times["0"] - changed) < 2.5, "the time at which it changed, give or take a step and a scrape"
     assert times["2"] < changed - 1.5, "flagged all the time: as far back as Prometheus knows"
+    symptom = found["Symptom of the canary's answers"][0]
+    assert scene.value(symptom) == 7, "changed is the last symptom"
+    # A canary that does not know has no symptom either.
+    scene.live.monitors = (*scene.live.monitors, ANSWERS.monitor)
+    unknown = {"health": Health.UNKNOWN, "symptom": Symptom.NONE}
+    scene.live.found(ANSWERS.model_copy(update=unknown), "canary", 1_800_000_950.0)
+    _until("the canary does not know", lambda: scene.value(symptom) == 0)
     scene.stop_sidecar()
     _until("the sidecar is away", lambda: scene.value(away) == 1)
     assert scene.value(verdict) == 0
