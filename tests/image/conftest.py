@@ -19,9 +19,10 @@ from .engine import ROOT, Engine, default_of, make_vllm_base
 
 CACHE = Path(os.environ.get("FLIPWATCH_CACHE", Path.home() / ".cache" / "flipwatch")) / "image"
 
-# As Debian's slim images do it.
+# As Debian's slim images do it: no documentation, and /usr merged by hand, not by a program that brings all of Perl.
 _SLIM = ["/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*"]
-_PACKAGES = "python3,python3-venv,ca-certificates,tzdata"
+_PACKAGES = "usr-is-merged,python3,python3-venv,ca-certificates,tzdata"
+_MERGED = "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr"
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +57,9 @@ def python_base(engine: Engine) -> str:
         archive.parent.mkdir(parents=True, exist_ok=True)
         part = archive.with_suffix(".part.tar")
         slim = [f"--dpkgopt=path-exclude={pattern}" for pattern in _SLIM]
-        engine.call("mmdebstrap", "--variant=essential", f"--include={_PACKAGES}", *slim, "bookworm", str(part))
+        engine.call(
+            "mmdebstrap", "--variant=essential", _MERGED, f"--include={_PACKAGES}", *slim, "bookworm", str(part)
+        )
         part.rename(archive)
     container = engine.buildah("from", "scratch")
     engine.buildah("add", "-q", container, str(archive), "/")

@@ -47,7 +47,7 @@ class Engine:
         pip.write_text("[global]\nno-index = true\nfind-links = /mirror\n")
         start = time.monotonic()
         self.buildah(
-            "bud", "--pull=never", "--format", "docker", "--target", target, "-t", tag,
+            "bud", "--pull=never", "--layers", "--format", "docker", "--target", target, "-t", tag,
             "--volume", f"{wheels}:/mirror:ro", "--volume", f"{pip}:/etc/pip.conf:ro", *arguments, str(ROOT),
         )  # fmt: skip
         return time.monotonic() - start
