@@ -1,7 +1,7 @@
 # Two images:
 #
 #   sidecar  (default)  Flipwatch beside a vLLM server: no torch, no vLLM, uid 65532, read-only root
-#   plugin              your vLLM image and one layer with the probe; its user and entry point stay as they are
+#   plugin              your vLLM image and the probe (a megabyte); its user and entry point stay as they are
 #
 #   docker build -t flipwatch:0.1.0 .
 #   docker build -t vllm-flipwatch:v0.32.0 --target plugin --build-arg VLLM_IMAGE=docker.io/vllm/vllm-openai:v0.32.0 .
@@ -55,10 +55,11 @@ FROM ${VLLM_IMAGE} AS plugin
 ARG VLLM_IMAGE
 # vLLM brings all that the probe imports; cryptography comes by way of its MCP client, and is added where it does not.
 # Only the probe is of use here: the `flipwatch` program needs the sidecar's image.
-RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
-    python3 -m pip install --no-cache-dir --no-deps --root-user-action ignore /wheels/flipwatch-*.whl \
+COPY --from=build /wheels /tmp/flipwatch
+RUN python3 -m pip install --no-cache-dir --no-deps --root-user-action ignore /tmp/flipwatch/flipwatch-*.whl \
     && { python3 -c "import cryptography" \
-         || python3 -m pip install --no-cache-dir --root-user-action ignore -c /wheels/pinned.txt cryptography; } \
+         || python3 -m pip install --no-cache-dir --root-user-action ignore -c /tmp/flipwatch/pinned.txt cryptography; } \
+    && rm -r /tmp/flipwatch \
     && python3 -c "import cryptography, fastapi, pydantic, flipwatch.probe.plugin; \
 from importlib.metadata import version; print('flipwatch', version('flipwatch'), 'beside vLLM', version('vllm'))"
 ENV VLLM_PLUGINS=flipwatch

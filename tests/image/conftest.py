@@ -7,7 +7,6 @@ any image.  Storage is a folder of this test run; nothing of it is left behind b
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,9 +27,9 @@ _MERGED = "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr"
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """Storage that ends with the session."""
-    storage = tmp_path_factory.mktemp("storage")
-    yield Engine(storage)
-    shutil.rmtree(storage, ignore_errors=True)
+    engine = Engine(tmp_path_factory.mktemp("storage"))
+    yield engine
+    engine.close()
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -12,6 +13,13 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 
 
+def pinned() -> dict[str, str]:
+    """Normalised name -> version, as requirements/sidecar.txt has them."""
+    lines = (ROOT / "requirements" / "sidecar.txt").read_text().splitlines()
+    pairs = (line.split("==") for line in lines if not line.startswith("#"))
+    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pairs}
+
+
 def default_of(argument: str) -> str:
     """The default of an ARG of the Dockerfile: the name that its FROM asks for."""
     found = re.search(rf"^ARG {argument}=(\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
@@ -19,13 +27,34 @@ def default_of(argument: str) -> str:
     return found.group(1)
 
 
+def _can_overlay(folder: Path) -> bool:
+    """Whether layers can lie on each other here; else each one is a copy, which takes minutes."""
+    lower, upper, work, merged = (folder / name for name in ("lower", "upper", "work", "merged"))
+    for place in (lower, upper, work, merged):
+        place.mkdir()
+    options = f"lowerdir={lower},upperdir={upper},workdir={work}"
+    if subprocess.run(
+        ["mount", "-t", "overlay", "overlay", "-o", options, str(merged)], capture_output=True
+    ).returncode:
+        return False
+    subprocess.run(["umount", str(merged)], check=True)
+    return True
+
+
 class Engine:
     """buildah and podman on a storage folder of their own."""
 
     def __init__(self, storage: Path) -> None:
+        self._storage = storage
         conf = storage / "storage.conf"
-        conf.write_text(f'[storage]\ndriver = "vfs"\ngraphroot = "{storage}/images"\nrunroot = "{storage}/run"\n')
+        driver = "overlay" if _can_overlay(storage) else "vfs"
+        conf.write_text(f'[storage]\ndriver = "{driver}"\ngraphroot = "{storage}/images"\nrunroot = "{storage}/run"\n')
         self._environment = os.environ | {"CONTAINERS_STORAGE_CONF": str(conf), "BUILDAH_ISOLATION": "chroot"}
+
+    def close(self) -> None:
+        """Leave nothing of it."""
+        subprocess.run(["umount", str(self._storage / "images" / "overlay")], capture_output=True)
+        shutil.rmtree(self._storage, ignore_errors=True)
 
     def call(self, *command: str, timeout: float = 600, ok: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a program with this storage; output is text.  A failure is an error that shows it, unless not `ok`."""
