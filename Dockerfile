@@ -1,7 +1,7 @@
 # Two images:
 #
 #   sidecar  (default)  Flipwatch beside a vLLM server: no torch, no vLLM, uid 65532, read-only root
-#   plugin              your vLLM image and the probe (a megabyte); its user and entry point stay as they are
+#   plugin              your vLLM image and the probe (3 MB); its user and entry point stay as they are
 #
 #   docker build -t flipwatch:0.1.0 .
 #   docker build -t vllm-flipwatch:v0.32.0 --target plugin --build-arg VLLM_IMAGE=docker.io/vllm/vllm-openai:v0.32.0 .
