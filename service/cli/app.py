@@ -51,11 +51,18 @@ def serve(
     config: Annotated[
         Path | None, typer.Option(help="YAML file with settings; FLIPWATCH_ variables win over it.")
     ] = None,
+    stay: Annotated[
+        bool,
+        typer.Option("--stay", help="Where it cannot start: stay alive, say why on /readyz, and try again."),
+    ] = False,
 ) -> None:
     """Run the sidecar until it is told to stop."""
     from ..server import serve as run
     from ..settings import ConfigurationError, load_settings
+    from ..staying import serve_staying
 
+    if stay:
+        raise typer.Exit(serve_staying(lambda: load_settings(config)))
     try:
         settings = load_settings(config)
     except ConfigurationError as error:

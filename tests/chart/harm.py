@@ -51,6 +51,8 @@ def _of_the_sidecar(pod: dict[str, Any], gated: bool) -> Iterator[str]:
     [sidecar] = natives
     if sidecar.get("restartPolicy") != "Always":
         yield "the kubelet waits for its end: no restartPolicy: Always"
+    if "--stay" not in sidecar["args"]:
+        yield "it ends where it cannot start, and its pod is not ready meanwhile"
     yield from (f"the kubelet waits for it: {key}" for key in ("startupProbe", "lifecycle") if key in sidecar)
     if ("readinessProbe" in sidecar) != gated:
         yield "its readiness decides on the pod's" if not gated else "no readiness probe though asked for"

@@ -156,6 +156,7 @@ def _is_watched(pod: dict[str, Any], container: str) -> None:
 HARMFUL: dict[str, Callable[[dict[str, Any]], Any]] = {
     "no restartPolicy": lambda pod: pod["initContainers"][0].pop("restartPolicy"),
     "a startup probe": lambda pod: pod["initContainers"][0].update(startupProbe={"httpGet": {}}),
+    "an end at the first mistake": lambda pod: pod["initContainers"][0].update(args=["serve"]),
     "a hook": lambda pod: pod["initContainers"][0].update(lifecycle={"postStart": {}}),
     "a readiness probe": lambda pod: pod["initContainers"][0].update(readinessProbe={"httpGet": {}}),
     "liveness of the model": lambda pod: pod["initContainers"][0]["livenessProbe"]["httpGet"].update(path="/readyz"),

@@ -156,7 +156,8 @@ readinessProbe:
 image: {{ include "flipwatch.image" . }}
 imagePullPolicy: {{ (.Values.image).pullPolicy | default "IfNotPresent" }}
 command: [flipwatch]
-args: [serve]
+{{- /* Beside the model it never ends by itself: a pod is not ready while one of its sidecars is down. */}}
+args: {{ ternary "[serve, --stay]" "[serve]" (eq .Values.form "sidecar") }}
 ports:
   - name: http-flipwatch
     containerPort: 9477
