@@ -1,4 +1,4 @@
-"""The wheel: all of the code, nothing else, under one name; and the README's tree and the page of settings against the disk."""
+"""The wheel: all of the code and nothing else; the tree of the README and the page of settings against the disk."""
 
 import re
 import shutil
