@@ -45,7 +45,7 @@ class Kind(Enum):
     REFUSED_BY_VLLM = ("refused-by-vllm", 502, "The probe inside vLLM refused")
     VLLM_AWAY = ("vllm-away", 503, "vLLM or its probe does not answer")
     NOT_READY = ("not-ready", 503, "Flipwatch is not ready")
-    BUSY = ("busy", 503, "Another mitigation is on its way")
+    BUSY = ("busy", 503, "Something else has to end first")
     STORE = ("store", 503, "The store cannot be used")
 
     @property

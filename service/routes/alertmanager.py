@@ -14,6 +14,7 @@ from fastapi import APIRouter, Response
 
 from ...monitors.alpha_scan import AlphaScan
 from ...monitors.finding import Health
+from ...monitors.verdict.evidence import Answer, Question
 from ..auth import Caller
 from ..gates import names
 from ..guard import AlreadyMitigated, MitigationBusy, MitigationError, NothingChanged
@@ -31,6 +32,9 @@ router = APIRouter(prefix="/v1/alertmanager", tags=["mitigations"])
 
 # With what the reason of each order of this route begins: by it the route knows its own.
 _BY = "Alertmanager: "
+# A repair that failed is not tried again for so long, as with a rule of the policy: the next one would fail as well,
+# and each of them breaks off the scan that names the block to leave out.
+_REST_MINUTES = 10.0
 # As the longest reason that a person may give.
 _LONGEST_REASON = 500
 
@@ -93,7 +97,7 @@ async def _order(sidecar: Sidecar, action: _Answer, *, reason: str, actor: str) 
     """What was ordered, or why nothing is to be done; raises what forbids what is to be done."""
     try:
         if action is _Answer.REPAIR:
-            return await sidecar.mitigator.repair(None, reason=reason, actor=actor)
+            return await _repair(sidecar, reason=reason, actor=actor)
         if action is _Answer.SKIP:
             return await _skip(sidecar, reason=reason, actor=actor)
         return _drain(sidecar, reason=reason, actor=actor)
@@ -109,6 +113,21 @@ async def _order(sidecar: Sidecar, action: _Answer, *, reason: str, actor: str) 
         raise ProblemError(Kind.BUSY, f"Another mitigation is on its way: the {action.value} has to wait.") from None
 
 
+async def _repair(sidecar: Sidecar, *, reason: str, actor: str) -> MitigationRecord:
+    facts = sidecar.live.facts
+    for record in sidecar.store.mitigations(limit=1000):
+        minutes = (sidecar.now() - record.updated_at) / 60.0
+        here = facts is not None and record.boot_id == facts.boot_id
+        failed = record.action is MitigationAction.REPAIR and record.state is MitigationState.FAILED
+        if here and failed and minutes < _REST_MINUTES:
+            raise ProblemError(
+                Kind.CONFLICT,
+                f"Mitigation {record.id}, a repair, failed {minutes:.1f} minutes ago: an alert orders no other one for "
+                f"{_REST_MINUTES:g} minutes.",
+            )
+    return await sidecar.mitigator.repair(None, reason=reason, actor=actor)
+
+
 async def _skip(sidecar: Sidecar, *, reason: str, actor: str) -> MitigationRecord | str:
     try:
         blocks = flagged(sidecar)
@@ -116,6 +135,12 @@ async def _skip(sidecar: Sidecar, *, reason: str, actor: str) -> MitigationRecor
         known = sidecar.live.state(AlphaScan.name)
         if known.health is Health.UNKNOWN:
             raise ProblemError(Kind.CONFLICT, f"No scan says which block to leave out: {known.reason}") from None
+        for sign in sidecar.live.verdict().signs:
+            if sign.question is Question.BLOCK_STANDS_OUT and sign.answer is Answer.UNKNOWN:
+                # It looked before another monitor saw something, or before a repair: a new scan is due.
+                raise ProblemError(
+                    Kind.BUSY, f"Whether a block stands out now is not known: {sign.sentence}."
+                ) from None
         return "The last scan of this sidecar flags no block: nothing is left out."
     facts = sidecar.live.facts
     opened = [

@@ -91,6 +91,24 @@ async def test_a_firing_alert_repairs_once(start: Start, server: FakeServer) -> 
     }
 
 
+async def test_a_repair_that_failed_rests(start: Start, server: FakeServer) -> None:
+    """Alerts come again and again: the same repair would fail again and keep scans from their end."""
+    server.weights.damage(7, 4, parity="Two of one group.", checkpoint="The file is gone.")
+    api = await start()
+    await _told(api, "repair", _verdict(), status=202)
+    [record] = await _settled(api)
+    assert record["state"] == "failed"
+    told = await _told(api, "repair", _verdict(), status=409)
+    assert told == (
+        f"Mitigation {record['id']}, a repair, failed 0.0 minutes ago: an alert orders no other one for 10 minutes."
+    )
+    server.restart()
+    await api.sidecar.schedule.look()
+    server.weights.damage(7, 4)
+    await _told(api, "repair", _verdict(), status=202)
+    assert len(await _settled(api)) == 2
+
+
 async def test_the_skip_is_of_the_block_that_the_scan_flags(start: Start, server: FakeServer) -> None:
     """Not of the one that the alert names, and not twice, neither before nor after the scan that follows."""
     server.harm[4] = 5.0
@@ -141,6 +159,23 @@ async def test_a_skip_without_a_scan_is_an_error(start: Start, server: FakeServe
     assert await _settled(api) == []
 
 
+async def test_a_scan_older_than_the_evidence_is_not_believed(start: Start, server: FakeServer) -> None:
+    """It flags nothing because it looked before: Alertmanager is to try again, and then the new scan counts."""
+    api = await start()
+    await api.scanned()
+    assert "flags no block" in await _told(api, "skip", _verdict(), status=200)
+    server.weights.damage(7, 4)
+    server.harm[4] = 5.0
+    assert (await api.post("/v1/scans", {"monitor": "fingerprint"})).status_code == 202
+    await api.sidecar.runner.idle()
+    told = await _told(api, "skip", _verdict(), status=503)
+    assert told.startswith("Whether a block stands out now is not known: ")
+    assert "looked before" in told
+    await api.scanned()
+    await _told(api, "skip", _verdict(), status=202)
+    assert [record["blocks"] for record in await _settled(api)] == [[4]]
+
+
 async def test_a_drain_rests_on_this_sidecars_verdict(start: Start, server: FakeServer) -> None:
     """An alert of another replica drains nothing; with a verdict that is a reason it drains, once."""
     api = await start()
@@ -172,6 +207,9 @@ async def test_an_order_on_its_way_is_enough(start: Start, server: FakeServer) -
     )
     server.release()
     assert [record["action"] for record in await _settled(api)] == ["skip"]
+    # With a fresh sweep the order is answered at once, and the repair waits for the loss.
+    assert (await api.post("/v1/scans", {"monitor": "fingerprint"})).status_code == 202
+    await api.sidecar.runner.idle()
     server.hold()
     assert (await _told(api, "repair", alert, status=202)).startswith("Will put ")
     assert (await _told(api, "repair", alert, status=200)).endswith(" is on its way, and does the same.")
