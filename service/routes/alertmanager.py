@@ -53,7 +53,9 @@ class _Answer(StrEnum):
     status_code=202,
     responses={
         200: {"model": NotificationOutcome, "description": "Nothing is to be done"},
-        **responses(*GUARDED, Kind.UNKNOWN_BLOCK, Kind.CONFLICT, Kind.INVALID, Kind.REFUSED_BY_VLLM, Kind.VLLM_AWAY),
+        **responses(
+            *GUARDED, Kind.BUSY, Kind.UNKNOWN_BLOCK, Kind.CONFLICT, Kind.INVALID, Kind.REFUSED_BY_VLLM, Kind.VLLM_AWAY
+        ),
     },
 )
 async def receive_alerts(
