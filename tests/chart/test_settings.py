@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CHART, ROOT, SETS, values_of
+import yaml
+from conftest import CHART, ROOT, SETS, merged, values_of
 from engines import Four, of_kind
 
 PYTHON = Path(os.environ.get("FLIPWATCH_PYTHON", ROOT / ".venv" / "bin" / "python"))
@@ -52,10 +53,15 @@ def flipwatch(script: str, environ: dict[str, str]) -> str:
 
 def read_as_in_the_pod(four: Four, values: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The settings as the container reads them: its environment, with its mounted files under `folder`."""
-    made = four.render(CHART, values)
-    [deployment] = of_kind(made, "Deployment")
-    pod = deployment["spec"]["template"]["spec"]
-    [container] = pod["containers"]
+    if values.get("form") == "sidecar":
+        made = four.render(CHART, merged(values, {"sidecar": {"render": "parts"}}))
+        pod = yaml.safe_load(made["flipwatch/templates/sidecar-parts.yaml"])
+        [container] = pod["initContainers"]
+    else:
+        made = four.render(CHART, values)
+        [deployment] = of_kind(made, "Deployment")
+        pod = deployment["spec"]["template"]["spec"]
+        [container] = pod["containers"]
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     for mount in container["volumeMounts"]:
         target = folder / mount["mountPath"].lstrip("/")
@@ -80,14 +86,14 @@ def read_as_in_the_pod(four: Four, values: dict[str, Any], folder: Path) -> dict
     return json.loads(flipwatch(READ, environ))
 
 
-@pytest.mark.parametrize("name", [name for name in SETS if name != "sidecar"])
+@pytest.mark.parametrize("name", SETS)
 def test_flipwatch_accepts_its_settings(name: str, four: Four, tmp_path: Path) -> None:
     """Flipwatch's own loader takes environment, files and Secret of each set of values, and reads what was meant."""
     values = values_of(name)
     found = read_as_in_the_pod(four, values, tmp_path)
     settings = found["settings"]
     assert settings["mitigation"]["mode"] == values.get("mode", "observe")
-    assert settings["vllm"]["url"] == values["vllm"]["url"]
+    assert settings["vllm"]["url"] == values.get("vllm", {}).get("url", "http://127.0.0.1:8000")
     assert settings["listen_host"] == values.get("listenHost", EVERYWHERE)
     assert settings["listen_port"] == 9477
     assert found["probe"] == SECRET["probe-token"]
