@@ -42,7 +42,7 @@ test: lint ## Lint, then all tests but those of the three targets below.
 test-slow: setup ## The slow ones: parallel servers, model families, 200 streams over a swap, all verdicts, automation.
 	@$(call PYTEST,-m slow)
 
-test-chart: ## The Helm chart in Helm 3 and 4, against schemas of Kubernetes and checkov; in .venv-deploy.
+test-chart: setup ## The Helm chart in Helm 3 and 4, against schemas of Kubernetes and checkov; in .venv-deploy.
 	@bash tests/chart/run $(ARGS)
 
 test-image: ## Builds the image on a stand-in base and runs it; as root, with buildah.
