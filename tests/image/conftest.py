@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,11 +26,13 @@ _MERGED = "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr"
 
 
 @pytest.fixture(scope="session")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """Storage that ends with the session."""
-    engine = Engine(tmp_path_factory.mktemp("storage"))
-    yield engine
-    engine.close()
+def engine() -> Iterator[Engine]:
+    """Storage that ends with the session; not in pytest's folder, which other runs clear."""
+    engine = Engine(Path(tempfile.mkdtemp(prefix="flipwatch-image-")))
+    try:
+        yield engine
+    finally:
+        engine.close()
 
 
 @pytest.fixture(scope="session")
