@@ -1,5 +1,5 @@
 # `make demo` and `make test` do their own set-up on a fresh Debian 12; a second run reuses it.
-.PHONY: help setup lint format test test-slow test-chart test-image sbom demo up down clean
+.PHONY: help setup lint format test test-slow test-chart test-image demo up down clean
 .DEFAULT_GOAL := help
 
 # Images often set it.  Without cached bytecode every start of vLLM compiles its sources anew, half a minute each time.
@@ -52,5 +52,5 @@ format: setup ## Let ruff format the code.
 	$(BIN)/ruff format .
 
 clean: ## Remove .venv and caches of tools; the model's cache folder stays.
-	rm -rf .venv .venv-deploy build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-deploy .venv-image build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
