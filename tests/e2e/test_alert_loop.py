@@ -27,7 +27,7 @@ VERDICT, LATENT = "FlipwatchVerdict", "FlipwatchVerdictLatent"
 # On a busy machine a scan takes a minute.
 LONG = 300
 SETTINGS = {
-    "fingerprint": {"every_minutes": 0.1, "check_checkpoint": True},
+    "fingerprint": {"every_minutes": 0.1},
     "scan": {"every_minutes": 60, "grid": [0.0], "part_budget_ms": 1000, "duty": 1.0},
     "canary": {"every_minutes": 5},
     "validation": {"max_items": 8, "max_tokens": 16},
@@ -64,8 +64,17 @@ def sidecar(vllm: VllmServer, webhook: Webhook, tmp_path: Path) -> Iterator[Side
     process.scan("/baselines")
     process.scan("/recordings")
     process.scan("/canary")
+    _check_checkpoint(process)
     yield process
     process.close()
+
+
+def _check_checkpoint(sidecar: Sidecar) -> None:
+    """Hold memory against the checkpoint; a sweep that is under way refuses it."""
+    order = "/v1/integrity/checkpoint"
+    wait_for("the order to check", lambda: sidecar.client.post(order, json={}).status_code == 202)
+    name = 'flipwatch_checkpoint_verified{model_name="smol"}'
+    wait_for("the check of the checkpoint", lambda: sidecar.metric(name) is not None)
 
 
 @pytest.fixture
