@@ -180,7 +180,11 @@ class Schedule:
     async def _one_by_one(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             await self._runner.idle()
-            self._begin(job)
+            try:
+                # Behind what the clock may have begun meanwhile: the next arrival may be months away.
+                await self._runner.run_anew(job)
+            except ScanBusy:
+                self._skipped(job.monitor, "running")
 
     async def _look_by_clock(self) -> None:
         # A job that is cut off by the end of the scheduler has not failed.

@@ -17,7 +17,7 @@ from ..vllm_server import VllmServer
 from .monitoring import Stack
 from .sidecar import Sidecar, Webhook, wait_for
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 PROMPT = "The capital of France is"
 FLIP = {"block": 4, "tensor": "mlp.up_proj", "kind": "bit", "count": 1, "seed": 4}

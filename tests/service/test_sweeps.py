@@ -224,6 +224,29 @@ async def test_with_a_clock_a_sweep_runs_when_vllm_arrives_and_before_the_scan(
     assert len((await api.get("/v1/scans")).json()) == 6
 
 
+async def test_the_check_at_arrival_waits_behind_a_sweep_by_the_clock(
+    start: Start, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep that begins in the moment in which the first one has ended does not cost the check of the checkpoint."""
+    api = await start(fingerprint={"every_minutes": 5, "check_checkpoint": True}, mitigation={})
+    schedule, runner = api.sidecar.schedule, api.sidecar.runner
+    await schedule.met()
+    assert len(await _events(api, "checkpoint checked")) == 1
+    idle, swept = runner.idle, []
+
+    async def idle_for_a_moment() -> None:
+        await idle()
+        if not swept:
+            swept.append(runner.start(schedule._jobs["fingerprint"](ScanTrigger.SCHEDULE)))
+
+    server.restart()
+    monkeypatch.setattr(runner, "idle", idle_for_a_moment)
+    await schedule.look()
+    await schedule.met()
+    assert swept
+    assert len(await _events(api, "checkpoint checked")) == 2
+
+
 async def test_a_sweep_that_is_due_runs_between_the_parts_of_a_scan_and_is_skipped_by_a_sweep(
     start: Start, server: FakeServer
 ) -> None:
