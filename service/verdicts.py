@@ -7,12 +7,14 @@ import structlog
 from ..monitors.finding import Health
 from ..monitors.verdict.evidence import Question
 from ..monitors.verdict.verdict import Joined, Verdict
+from .alert import VERDICT
 from .alerts import Alerts
 from .live import Live
 from .records import ITSELF, Event
 from .store import Store, StoreError
 
 _CHANGED = "verdict changed"
+_REFUTED = "verdict refuted"
 _EVENTS = 10_000
 
 Listener = Callable[[Joined], Awaitable[None]]
@@ -42,6 +44,8 @@ class Verdicts:
     def restore(self) -> None:
         """At start: the alert that the last verdict in the audit log made; raises `StoreError`."""
         for event in self._store.events(_EVENTS):
+            if event.what == _REFUTED:
+                return
             if event.what == _CHANGED and event.detail["to"] != Verdict.UNKNOWN.value:
                 detail = event.detail
                 self._alerts.restore_verdict(
@@ -72,8 +76,15 @@ class Verdicts:
         self._last = joined
         if before is None or (before.verdict, before.health) != (joined.verdict, joined.health):
             self._note(joined, before, at)
+        fired = self._fires()
         self._alerts.judge(joined, at, self._live.model_name or "")
+        if joined.verdict is Verdict.UNKNOWN and fired and not self._fires():
+            # Else the next sidecar would take the verdict of before for one that still stands.
+            self._keep(Event(at=at, actor=ITSELF, what=_REFUTED, detail={"reason": joined.reason}))
         return joined
+
+    def _fires(self) -> bool:
+        return any(alert.name == VERDICT for alert in self._alerts.firing)
 
     async def _tell(self, joined: Joined) -> None:
         for listener in self._listeners:
@@ -93,10 +104,13 @@ class Verdicts:
             "rests_on": [question.value for question in joined.rests_on],
             "grounds": list(joined.grounds),
         }
+        self._keep(Event(at=at, actor=ITSELF, what=_CHANGED, detail=detail))
+
+    def _keep(self, event: Event) -> None:
         try:
-            self._store.add_event(Event(at=at, actor=ITSELF, what=_CHANGED, detail=detail))
+            self._store.add_event(event)
         except StoreError as full:
-            _log.error("event not stored", what=_CHANGED, reason=str(full))
+            _log.error("event not stored", what=event.what, reason=str(full))
 
 
 def _gist(joined: Joined) -> Joined:

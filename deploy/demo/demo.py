@@ -29,7 +29,7 @@ FAULT = {"block": BLOCK, "tensor": "mlp.up_proj", "kind": "burst", "count": 18, 
 QUESTION = "What is the capital of France? Answer with one word."
 RIGHT = "Paris"
 
-# Small and frequent scans: a demo has minutes, production has hours.  See README.md for what the settings mean.
+# Small and frequent scans: a demo has minutes, production has hours.  See docs/settings.md for what they mean.
 SETTINGS: dict[str, Any] = {
     "scan": {"every_minutes": 0.25, "grid": "quick", "part_budget_ms": 500, "duty": 0.9},
     "validation": {"max_items": 8, "max_tokens": 24},

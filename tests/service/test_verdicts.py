@@ -240,3 +240,19 @@ async def test_the_alert_survives_a_restart_of_the_sidecar(
         assert (same.verdict, same.since) == (alert.verdict, alert.since)
         after.alerts.judge(_joined(Verdict.OK), 9.0, "toy")
         assert _verdicts(after.alerts) == []
+
+
+async def test_an_alert_that_was_refuted_does_not_come_back_with_a_restart(
+    settings: Callable[..., Settings], server: FakeServer
+) -> None:
+    """Its end under a verdict that is `unknown` is written down, so that the next sidecar knows of it."""
+    server.weights.damage(7, 4)
+    async with Sidecar(settings()) as before:
+        await _swept(before)
+        assert VERDICT in {alert.name for alert in before.alerts.firing}
+        server.weights.bad.clear()
+        await _swept(before)
+        assert before.live.verdict().verdict is Verdict.UNKNOWN
+        assert not before.alerts.firing
+    async with Sidecar(settings()) as after:
+        assert not after.alerts.firing
