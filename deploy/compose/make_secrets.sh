@@ -33,8 +33,20 @@ openssl rand -hex 16 | keep grafana_password
 printf '[{"name": "operator", "token": "%s", "scopes": ["read", "mitigate", "admin"]},\n {"name": "alertmanager", "token": "%s", "scopes": ["mitigate"]}]\n' \
     "$(cat "$folder/operator_token")" "$(cat "$folder/alertmanager_token")" | keep api_tokens
 
+# Each token is read from its file, so that none is an argument here either.
+for name in operator alertmanager; do
+    grep -qFf "$folder/${name}_token" "$folder/api_tokens" || {
+        echo "make_secrets: $folder/api_tokens does not hold ${name}_token, and Flipwatch would answer 401 to it: remove" \
+            "api_tokens and run this again, or put the token into it." >&2
+        exit 1
+    }
+done
+
 if [ ! -e "$here/../.env" ]; then
-    sed "s|^FLIPWATCH_SECRETS=.*|FLIPWATCH_SECRETS=\"$folder\"|" "$here/env.example" >"$here/../.env"
+    # Single quotes: nothing in the path is read as a variable.
+    { printf "FLIPWATCH_SECRETS='%s'\n" "$folder"; sed "/^FLIPWATCH_SECRETS=/d" "$here/env.example"; } >"$here/../.env"
     echo "made $(cd "$here/.." && pwd)/.env"
+elif ! grep -qF "$folder" "$here/../.env"; then
+    echo "deploy/.env does not name $folder: set FLIPWATCH_SECRETS there."
 fi
-echo "For the command line: export FLIPWATCH_TOKEN=\$(cat $folder/operator_token)"
+echo "For the command line: export FLIPWATCH_TOKEN=\$(cat '$folder/operator_token')"

@@ -153,7 +153,24 @@ def test_script_makes_every_secret_once(made: Path) -> None:
     assert {path.name: path.read_text() for path in folder.iterdir()} == before
     assert not [text for text in before.values() if text.strip() in again]
     [line] = [line for line in (made / ".env").read_text().splitlines() if not line.startswith("#") and line]
-    assert line == f'FLIPWATCH_SECRETS="{folder}"'
+    assert line == f"FLIPWATCH_SECRETS='{folder}'"
+
+
+def test_script_says_when_a_token_is_not_in_the_list(tmp_path: Path) -> None:
+    """In a folder with a space, an ampersand and a dollar: a token that was made anew, and the list that has the old one."""
+    compose = tmp_path / "R & $D" / "deploy" / "compose"
+    shutil.copytree(DEPLOY / "compose", compose, ignore=shutil.ignore_patterns("secrets"))
+    command = ["bash", str(compose / "make_secrets.sh")]
+    subprocess.run(command, check=True, capture_output=True)
+    assert f"FLIPWATCH_SECRETS='{compose / 'secrets'}'\n" in (compose.parent / ".env").read_text()
+    (compose / "secrets" / "alertmanager_token").unlink()
+    again = subprocess.run(command, capture_output=True, text=True)
+    assert again.returncode == 1
+    assert "api_tokens does not hold alertmanager_token" in again.stderr
+    (compose / "secrets" / "api_tokens").unlink()
+    subprocess.run(command, check=True, capture_output=True)
+    token = (compose / "secrets" / "alertmanager_token").read_text().strip()
+    assert token in (compose / "secrets" / "api_tokens").read_text()
 
 
 def test_what_the_script_makes_stays_out_of_the_repository() -> None:
