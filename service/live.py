@@ -196,6 +196,10 @@ class Live:
             for monitor in self.monitors
         }
 
+    def outdated(self, monitor: str) -> bool:
+        """Was the model mitigated or repaired after the monitor's last measurement had begun?"""
+        return self.state(monitor).began < self._changed_at
+
     def gates_refusal(self) -> str | None:
         """Why no mitigation can be offered, one sentence; None when the gates are known to act."""
         if not self.up or self.facts is None:

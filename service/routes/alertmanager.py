@@ -8,6 +8,7 @@ after `group_interval`; after 2xx it is silent until the group changes or `repea
 reads the body.  So an error means: this was wanted, and has not happened.  Decision 0018 has the table.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 from fastapi import APIRouter, Response
@@ -21,7 +22,7 @@ from ..guard import AlreadyMitigated, MitigationBusy, MitigationError, NothingCh
 from ..notification import PREFIX, AlertReceived, Notification
 from ..policy import HELPS
 from ..problem import Kind, ProblemError, responses
-from ..records import IN_FLIGHT, Event, MitigationAction, MitigationRecord, MitigationState
+from ..records import IN_FLIGHT, ITSELF, Event, MitigationAction, MitigationRecord, MitigationState
 from ..schemas import NotificationOutcome
 from ..sidecar import Sidecar
 from . import access
@@ -69,6 +70,7 @@ async def receive_alerts(
 
     202 when that was ordered.  200 where nothing is to be done: the alerts are resolved, nothing has changed, no block
     is flagged, it is mitigated already, or the same is on its way.  Blocks that the alerts name count for nothing.
+    409 where a person undid the same skip or drain in this vLLM process.
     """
     if not notification.ours:
         raise ProblemError(
@@ -107,9 +109,10 @@ async def _order(sidecar: Sidecar, action: _Answer, *, reason: str, actor: str) 
         return str(nothing)
     except MitigationBusy:
         for record in sidecar.store.open_mitigations():
-            # One that is being undone does the opposite.
-            ends = record.state is MitigationState.REVERTING
-            if record.state in IN_FLIGHT and not ends and record.action is MitigationAction(action):
+            # All of the weights, as an alert or a rule orders it: a person may have named one block.  A skip of the
+            # same blocks was found before, and one of others does not do the same.
+            whole = record.action is MitigationAction.REPAIR and (record.automatic or record.reason.startswith(_BY))
+            if whole and action is _Answer.REPAIR and record.state in IN_FLIGHT:
                 return f"Mitigation {record.id} is on its way, and does the same."
         # Not a conflict: Alertmanager tries again within seconds, and this is over soon.
         raise ProblemError(Kind.BUSY, f"Another mitigation is on its way: the {action.value} has to wait.") from None
@@ -159,6 +162,14 @@ async def _skip(sidecar: Sidecar, *, reason: str, actor: str) -> MitigationRecor
                 f"Mitigation {record.id}, which an alert ordered, is open and holds {names(record.blocks)}; the last "
                 f"scan flags {names(blocks)}: more damage than that is for a person to look at.",
             )
+    if sidecar.live.outdated(AlphaScan.name):
+        # What it flags may be whole by now, and a skip that an order made worse is kept: the scan that follows counts.
+        raise ProblemError(
+            Kind.BUSY,
+            "The model was mitigated or repaired since the last scan, and has not been measured again: nobody knows "
+            f"whether {names(blocks)} would be flagged now.",
+        )
+    _check_not_undone(sidecar, MitigationAction.SKIP, blocks)
     return await sidecar.mitigator.apply(MitigationAction.SKIP, blocks, reason=reason, actor=actor)
 
 
@@ -166,10 +177,26 @@ def _drain(sidecar: Sidecar, *, reason: str, actor: str) -> MitigationRecord | s
     joined = sidecar.live.verdict()
     if joined.verdict not in HELPS and joined.health is not Health.FAILED:
         return f"The verdict of this sidecar is {joined.verdict.value}, which is no reason to drain: {joined.reason}"
+    _check_not_undone(sidecar, MitigationAction.DRAIN, [])
     try:
         return drain(sidecar, reason=reason, actor=actor)
     except AlreadyMitigated as drained:
         return str(drained)
+
+
+def _check_not_undone(sidecar: Sidecar, action: MitigationAction, blocks: Sequence[int]) -> None:
+    """Raise `ProblemError` where a person undid the same: an alert that goes on firing must not do it again."""
+    facts = sidecar.live.facts
+    for record in sidecar.store.mitigations(limit=1000):
+        same = record.action is action and (not blocks or not set(blocks).isdisjoint(record.blocks))
+        if facts is None or record.boot_id != facts.boot_id or not same or not record.reason.startswith(_BY):
+            continue
+        if record.state is MitigationState.REVERTED and record.undone_by not in (None, ITSELF):
+            raise ProblemError(
+                Kind.CONFLICT,
+                f"{record.undone_by} undid mitigation {record.id}, which an alert ordered: that stands for alerts "
+                "until vLLM restarts.",
+            )
 
 
 def _note(sidecar: Sidecar, caller: Caller, what: str, action: _Answer, reason: str, message: str) -> None:

@@ -217,6 +217,70 @@ async def test_an_order_on_its_way_is_enough(start: Start, server: FakeServer) -
     assert [record["action"] for record in await _settled(api)] == ["repair", "skip"]
 
 
+async def test_what_else_is_on_its_way_is_not_the_same(start: Start, server: FakeServer) -> None:
+    """A person's skip of another block, or repair of one block, leaves undone what the alert wants: no success."""
+    server.harm[4] = 5.0
+    api = await start(mitigation={"max_blocks": 4})
+    await api.scanned()
+    server.hold()
+    order = {"action": "skip", "blocks": [2], "force": True}
+    assert (await api.post("/v1/mitigations", order)).status_code == 202
+    assert (await _told(api, "skip", _verdict(), status=503)).endswith("the skip has to wait.")
+    server.release()
+    await _settled(api)
+    server.weights.damage(7, 4)
+    assert (await api.post("/v1/scans", {"monitor": "fingerprint"})).status_code == 202
+    await api.sidecar.runner.idle()
+    server.hold()
+    assert (await api.post("/v1/mitigations", {"action": "repair", "blocks": [4]})).status_code == 202
+    assert (await _told(api, "repair", _verdict(), status=503)).endswith("the repair has to wait.")
+    server.release()
+    assert [record["action"] for record in await _settled(api)] == ["repair", "skip"]
+
+
+async def test_a_scan_of_before_the_repair_orders_no_skip(start: Start, server: FakeServer) -> None:
+    """Repair and skip may be routed from one alert: what was put right is left in, and the next scan has the word."""
+    server.harm[4] = 5.0
+    server.weights.damage(7, 4)
+    api = await start()
+    await api.scanned()
+    await _told(api, "repair", _verdict(), status=202)
+    await api.sidecar.mitigator.settled()
+    told = await _told(api, "skip", _verdict(), status=503)
+    assert told == (
+        "The model was mitigated or repaired since the last scan, and has not been measured again: nobody knows "
+        "whether block 4 would be flagged now."
+    )
+    [repair] = await _settled(api)
+    assert repair["state"] == "repaired"
+    assert "flags no block" in await _told(api, "skip", _verdict(), status=200)
+    assert all(gate == 1.0 for gate in server.gates)
+
+
+async def test_what_a_person_undid_stands(start: Start, server: FakeServer) -> None:
+    """The alert goes on firing, and the same group comes again: neither skip nor drain is done a second time by it."""
+    server.harm[4] = 5.0
+    api = await start(mitigation={"max_actions": 9})
+    await api.scanned()
+    for action, alert in (("skip", _verdict("old_fault")), ("drain", _verdict("hung"))):
+        if action == "drain":
+            server.weights.damage(7, 4)
+            assert (await api.post("/v1/scans", {"monitor": "fingerprint"})).status_code == 202
+            await api.sidecar.runner.idle()
+        await _told(api, action, alert, status=202)
+        [record, *_] = await _settled(api)
+        assert (await api.delete(f"/v1/mitigations/{record['id']}", who="boss")).status_code == 202
+        await _settled(api)
+        told = await _told(api, action, alert, status=409)
+        assert told == (
+            f"boss undid mitigation {record['id']}, which an alert ordered: that stands for alerts until vLLM restarts."
+        )
+    assert [record["state"] for record in await _settled(api)] == ["reverted", "reverted"]
+    order = {"action": "skip", "blocks": [4]}
+    assert (await api.post("/v1/mitigations", order, who="boss")).status_code == 202
+    await _settled(api)
+
+
 async def test_resolved_orders_nothing(start: Start, server: FakeServer) -> None:
     """Neither a group that is resolved, nor one that fires for alerts that are none of Flipwatch's."""
     server.weights.damage(7, 4)
