@@ -157,7 +157,7 @@ def test_script_makes_every_secret_once(made: Path) -> None:
 
 
 def test_script_says_when_a_token_is_not_in_the_list(tmp_path: Path) -> None:
-    """In a folder with a space, an ampersand and a dollar: a token that was made anew, and the list that has the old one."""
+    """In a folder with an odd name: a token that was made anew, and the list that has the old one."""
     compose = tmp_path / "R & $D" / "deploy" / "compose"
     shutil.copytree(DEPLOY / "compose", compose, ignore=shutil.ignore_patterns("secrets"))
     command = ["bash", str(compose / "make_secrets.sh")]
