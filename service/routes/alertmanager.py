@@ -22,7 +22,7 @@ from ..guard import AlreadyMitigated, MitigationBusy, MitigationError, NothingCh
 from ..notification import PREFIX, AlertReceived, Notification
 from ..policy import HELPS
 from ..problem import Kind, ProblemError, responses
-from ..records import IN_FLIGHT, ITSELF, Event, MitigationAction, MitigationRecord, MitigationState
+from ..records import IN_FLIGHT, Event, Mandate, MitigationAction, MitigationRecord, MitigationState
 from ..schemas import NotificationOutcome
 from ..sidecar import Sidecar
 from . import access
@@ -33,6 +33,8 @@ router = APIRouter(prefix="/v1/alertmanager", tags=["mitigations"])
 
 # With what the reason of each order of this route begins: by it the route knows its own.
 _BY = "Alertmanager: "
+# What stands in the place of a rule of the policy.
+_MANDATE = "alertmanager skip"
 # A repair that failed is not tried again for so long, as with a rule of the policy: the next one would fail as well,
 # and each of them breaks off the scan that names the block to leave out.
 _REST_MINUTES = 10.0
@@ -170,7 +172,9 @@ async def _skip(sidecar: Sidecar, *, reason: str, actor: str) -> MitigationRecor
             f"whether {names(blocks)} would be flagged now.",
         )
     _check_not_undone(sidecar, MitigationAction.SKIP, blocks)
-    return await sidecar.mitigator.apply(MitigationAction.SKIP, blocks, reason=reason, actor=actor)
+    # No person asked, so it is undone at once when it did not help.
+    mandate = None if facts is None else Mandate(_MANDATE, facts.boot_id)
+    return await sidecar.mitigator.apply(MitigationAction.SKIP, blocks, reason=reason, actor=actor, mandate=mandate)
 
 
 def _drain(sidecar: Sidecar, *, reason: str, actor: str) -> MitigationRecord | str:
@@ -185,13 +189,16 @@ def _drain(sidecar: Sidecar, *, reason: str, actor: str) -> MitigationRecord | s
 
 
 def _check_not_undone(sidecar: Sidecar, action: MitigationAction, blocks: Sequence[int]) -> None:
-    """Raise `ProblemError` where a person undid the same: an alert that goes on firing must not do it again."""
+    """Raise `ProblemError` where the same was undone, by a person or because it did not help.
+
+    An alert that goes on firing must not do it again.  A skip that a repair has ended counts for nothing.
+    """
     facts = sidecar.live.facts
     for record in sidecar.store.mitigations(limit=1000):
         same = record.action is action and (not blocks or not set(blocks).isdisjoint(record.blocks))
         if facts is None or record.boot_id != facts.boot_id or not same or not record.reason.startswith(_BY):
             continue
-        if record.state is MitigationState.REVERTED and record.undone_by not in (None, ITSELF):
+        if record.state is MitigationState.REVERTED and record.undone_by is not None:
             raise ProblemError(
                 Kind.CONFLICT,
                 f"{record.undone_by} undid mitigation {record.id}, which an alert ordered: that stands for alerts "

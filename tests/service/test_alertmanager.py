@@ -126,6 +126,25 @@ async def test_the_skip_is_of_the_block_that_the_scan_flags(start: Start, server
     assert len(await _settled(api)) == 1
 
 
+async def test_a_skip_that_does_not_help_is_taken_back_and_stays_so(start: Start, server: FakeServer) -> None:
+    """No person asked for it; the alert that goes on firing does not begin it anew."""
+    server.harm[4] = 5.0
+    api = await start()
+    await api.scanned()
+    # The block is whole again behind the scan's back.
+    server.harm[4] = 0.0
+    await _told(api, "skip", _verdict(), status=202)
+    await api.sidecar.mitigator.settled()
+    [record] = await _settled(api)
+    assert (record["state"], record["undone_by"], record["automatic"]) == ("reverted", "flipwatch", True)
+    assert record["message"].startswith("Undone at once")
+    assert all(gate == 1.0 for gate in server.gates)
+    server.harm[4] = 5.0
+    await api.scanned()
+    told = await _told(api, "skip", _verdict(), status=409)
+    assert told.startswith(f"flipwatch undid mitigation {record['id']}, which an alert ordered")
+
+
 async def test_a_second_damaged_block_is_for_a_person(start: Start, server: FakeServer) -> None:
     """At most one skip by an alert is open; that this one is not done is an error, which Alertmanager counts."""
     server.harm[4] = 5.0
