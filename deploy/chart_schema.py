@@ -37,12 +37,18 @@ FLAG: dict[str, Any] = {"type": "boolean"}
 OBJECT: dict[str, Any] = {"type": "object"}
 OBJECTS: dict[str, Any] = {"type": "array", "items": OBJECT}
 TEXTS: dict[str, Any] = {"type": "object", "additionalProperties": TEXT}
-NAME: dict[str, Any] = {"type": "string", "pattern": "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$"}
+_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+NAME: dict[str, Any] = {"type": "string", "pattern": f"^({_LABEL}(\\.{_LABEL})*)?$"}
+REQUIRED_NAME: dict[str, Any] = {**NAME, "minLength": 1}
+NAMESPACE: dict[str, Any] = {"type": "string", "pattern": f"^({_LABEL})?$", "maxLength": 63}
 KEY: dict[str, Any] = {"type": "string", "pattern": "^[-._a-zA-Z0-9]*$"}
 REQUIRED_KEY: dict[str, Any] = {"type": "string", "pattern": "^[-._a-zA-Z0-9]+$"}
 DURATION: dict[str, Any] = {"type": "string", "pattern": f"^(0|{_PARTS})$", "minLength": 1}
 MAYBE_DURATION: dict[str, Any] = {"type": "string", "pattern": f"^(0|{_PARTS})$"}
 SIZE: dict[str, Any] = {"type": "string", "pattern": "^[0-9]+(\\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?$"}
+_HOST = r"(\[[0-9a-fA-F:]+\]|[a-zA-Z0-9]([-.a-zA-Z0-9]*[a-zA-Z0-9])?)"
+_FOLDER = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
+REPOSITORY: dict[str, Any] = {"type": "string", "pattern": f"^(({_HOST}(:[0-9]+)?/)?{_FOLDER}(/{_FOLDER})*)?$"}
 PORT: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": 65535}
 
 
@@ -56,11 +62,19 @@ def one_of(*words: str) -> dict[str, Any]:
     return {"enum": list(words)}
 
 
+def address() -> dict[str, Any]:
+    """An address of IPv4 or IPv6; and localhost, which the template refuses with a sentence, as all of loopback."""
+    byte, part = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])", "[0-9a-fA-F]{1,4}"
+    forms = [rf"{byte}(\.{byte}){{3}}", f"({part}:){{7}}{part}", f"({part}:){{1,7}}:", f":(:{part}){{1,7}}", "::"]
+    forms += [f"({part}:){{1,{7 - after}}}(:{part}){{1,{after}}}" for after in range(1, 7)]
+    return {"type": "string", "pattern": f"^({'|'.join(forms)}|localhost)$"}
+
+
 def monitor() -> dict[str, Any]:
     """What ServiceMonitor and PodMonitor share."""
     return closed(
         enabled=FLAG,
-        namespace=NAME,
+        namespace=NAMESPACE,
         interval=DURATION,
         scrapeTimeout=MAYBE_DURATION,
         additionalLabels=TEXTS,
@@ -131,19 +145,19 @@ def schema() -> dict[str, Any]:
             "vllm": closed(url={"type": "string", "pattern": "^(https?://[^ /]+/?.*)?$"}),
             "settings": of_flipwatch,
             "automation": closed(rules=rules, existingConfigMap=NAME, existingConfigMapKey=REQUIRED_KEY),
-            "listenHost": {"type": "string", "minLength": 1},
+            "listenHost": address(),
             "existingSecret": NAME,
             "secretKeys": closed(probeToken=REQUIRED_KEY, tokens=KEY, vllmApiKey=KEY, peerToken=KEY, webhookUrl=KEY),
             "image": closed(
-                repository=TEXT,
-                tag={"type": "string", "pattern": "^([a-zA-Z0-9_][-._a-zA-Z0-9]*)?$"},
+                repository=REPOSITORY,
+                tag={"type": "string", "pattern": "^([a-zA-Z0-9_][-._a-zA-Z0-9]{0,127})?$"},
                 digest={"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
                 pullPolicy=one_of("IfNotPresent", "Always", "Never"),
             ),
-            "imagePullSecrets": OBJECTS,
+            "imagePullSecrets": {"type": "array", "items": {**closed(name=REQUIRED_NAME), "required": ["name"]}},
             "sidecar": closed(
                 podSelector=TEXTS,
-                namespaces={"type": "array", "items": NAME},
+                namespaces={"type": "array", "items": NAMESPACE},
                 vllmPlugins={"type": "string", "pattern": "(^|,)flipwatch(,|$)"},
                 render=one_of("", "parts", "patch"),
             ),
@@ -151,7 +165,7 @@ def schema() -> dict[str, Any]:
             "persistence": closed(
                 enabled=FLAG,
                 existingClaim=NAME,
-                storageClass=TEXT,
+                storageClass=NAME,
                 accessModes={
                     "type": "array",
                     "minItems": 1,
@@ -167,26 +181,29 @@ def schema() -> dict[str, Any]:
                 type=one_of("ClusterIP", "NodePort", "LoadBalancer"), port=PORT, labels=TEXTS, annotations=TEXTS
             ),
             "serviceAccount": closed(create=FLAG, name=NAME, annotations=TEXTS),
-            "extraEnv": OBJECTS,
+            "extraEnv": {
+                "type": "array",
+                "items": {"type": "object", "required": ["name"], "properties": {"name": TEXT}},
+            },
             "extraVolumes": OBJECTS,
             "extraVolumeMounts": OBJECTS,
             "extraContainers": OBJECTS,
             "podLabels": TEXTS,
             "podAnnotations": TEXTS,
-            "priorityClassName": TEXT,
+            "priorityClassName": NAME,
             "nodeSelector": TEXTS,
             "tolerations": OBJECTS,
             "affinity": OBJECT,
             "topologySpreadConstraints": OBJECTS,
             "terminationGracePeriodSeconds": {"type": "integer", "minimum": 1},
             "nameOverride": NAME,
-            "fullnameOverride": NAME,
+            "fullnameOverride": {"type": "string", "pattern": "^([a-z]([-a-z0-9]*[a-z0-9])?)?$"},
             "commonLabels": TEXTS,
             "serviceMonitor": monitor(),
             "podMonitor": monitor(),
             "prometheusRule": closed(
                 enabled=FLAG,
-                namespace=NAME,
+                namespace=NAMESPACE,
                 additionalLabels=TEXTS,
                 ruleLabels=TEXTS,
                 runbookUrlBase={"type": "string", "pattern": "^(https?://.+)?$"},
@@ -198,7 +215,7 @@ def schema() -> dict[str, Any]:
             ),
             "dashboards": closed(
                 enabled=FLAG,
-                namespace=NAME,
+                namespace=NAMESPACE,
                 labels=TEXTS,
                 annotations=TEXTS,
                 folder=TEXT,

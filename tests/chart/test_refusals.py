@@ -54,6 +54,12 @@ BY_SCHEMA: list[tuple[dict[str, Any], str]] = [
     ({"dashboards": {"labels": {"grafana_dashboard": 1}}}, "grafana_dashboard"),
     ({"networkPolicy": {"vllmPort": 70000}}, "vllmPort"),
     ({"extraEnv": {"A": "b"}}, "extraEnv"),
+    ({"extraEnv": [{"value": "b"}]}, "name"),
+    ({"listenHost": "0.0.0"}, "listenHost"),
+    ({"listenHost": "256.0.0.1"}, "listenHost"),
+    ({"listenHost": "pod.models"}, "listenHost"),
+    ({"listenHost": "1::2::3"}, "listenHost"),
+    ({"listenHost": "0.0.0.0:9477"}, "listenHost"),
     ({"podLabels": {"team": 1}}, "team"),
     ({"prometheus": {"enabled": True}}, "prometheus"),
 ]
@@ -111,7 +117,7 @@ BY_TEMPLATE: list[tuple[dict[str, Any], str]] = [
     (merged(POLICED, {"networkPolicy": {"prometheusFrom": []}}), "networkPolicy.prometheusFrom is empty"),
     (merged(POLICED, {"networkPolicy": {"vllmTo": []}}), "networkPolicy.vllmTo is empty"),
     (
-        merged(POLICED, {"settings": {"alerts": {"webhook_url": "http://hook.example"}}}),
+        merged(POLICED, {"secretKeys": {"webhookUrl": "hook"}}),
         "networkPolicy.webhookTo is empty",
     ),
 ]
@@ -135,6 +141,26 @@ def test_template_refuses(values: dict[str, Any], sentence: str, three: Three, f
         with pytest.raises(RefusedError) as refused:
             engine.render(CHART, merged(LEAST, values))
         assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.9.9.9", "localhost", "::1", "0:0:0:0:0:0:0:1", "::0001", "::ffff:7f00:1"]
+)
+@pytest.mark.parametrize("form", ["standalone", "sidecar"])
+def test_loopback_is_refused(form: str, host: str, three: Three, four: Four) -> None:
+    """On loopback the kubelet reaches no /livez, and restarts the container again and again."""
+    for engine in (four, three):
+        with pytest.raises(RefusedError) as refused:
+            engine.render(CHART, merged(LEAST, {"form": form, "listenHost": host}))
+        assert f"listenHost ({host}) is loopback, where the kubelet cannot reach /livez" in str(refused.value)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.127.0.1", "fd00::1", "fd00:0:0:1:2:3:4:5"])  # noqa: S104
+def test_other_addresses_pass(host: str, four: Four) -> None:
+    """An address that is not loopback is handed on."""
+    [deployment] = of_kind(four.render(CHART, merged(LEAST, {"listenHost": host})), "Deployment")
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    assert {"name": "FLIPWATCH_LISTEN_HOST", "value": host} in container["env"]
 
 
 def test_a_good_duration_and_a_good_knob_pass(four: Four) -> None:

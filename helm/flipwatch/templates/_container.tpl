@@ -26,8 +26,8 @@
 - name: FLIPWATCH_VLLM__API_KEY
   valueFrom:
     secretKeyRef:
-      name: {{ include "flipwatch.secretName" $ }}
-      key: {{ . }}
+      name: {{ include "flipwatch.secretName" $ | quote }}
+      key: {{ . | quote }}
       {{- if $sidecar }}
       optional: true
       {{- end }}
@@ -36,8 +36,8 @@
 - name: FLIPWATCH_ALERTS__WEBHOOK_URL
   valueFrom:
     secretKeyRef:
-      name: {{ include "flipwatch.secretName" $ }}
-      key: {{ . }}
+      name: {{ include "flipwatch.secretName" $ | quote }}
+      key: {{ . | quote }}
       {{- if $sidecar }}
       optional: true
       {{- end }}
@@ -94,7 +94,7 @@ itself).  The pod's fsGroup is the other chart's, so that the files are readable
 {{- $sidecar := eq .Values.form "sidecar" -}}
 - name: flipwatch-secret
   secret:
-    secretName: {{ include "flipwatch.secretName" . }}
+    secretName: {{ include "flipwatch.secretName" . | quote }}
     defaultMode: {{ ternary 292 288 $sidecar }}
     {{- if $sidecar }}
     optional: true
@@ -102,7 +102,7 @@ itself).  The pod's fsGroup is the other chart's, so that the files are readable
 {{- if include "flipwatch.hasConfig" . }}
 - name: flipwatch-config
   configMap:
-    name: {{ include "flipwatch.fullname" . }}
+    name: {{ include "flipwatch.fullname" . | quote }}
     {{- if $sidecar }}
     optional: true
     {{- end }}
@@ -110,7 +110,7 @@ itself).  The pod's fsGroup is the other chart's, so that the files are readable
 {{- with (.Values.automation).existingConfigMap }}
 - name: flipwatch-policy
   configMap:
-    name: {{ . }}
+    name: {{ . | quote }}
     {{- if $sidecar }}
     optional: true
     {{- end }}
@@ -118,12 +118,12 @@ itself).  The pod's fsGroup is the other chart's, so that the files are readable
 - name: flipwatch-data
 {{- if and (.Values.persistence).enabled (not $sidecar) }}
   persistentVolumeClaim:
-    claimName: {{ default (include "flipwatch.fullname" .) (.Values.persistence).existingClaim }}
+    claimName: {{ default (include "flipwatch.fullname" .) (.Values.persistence).existingClaim | quote }}
 {{- else if $sidecar }}
   emptyDir: {}
 {{- else }}
   emptyDir:
-    sizeLimit: {{ (.Values.persistence).size | default "1Gi" }}
+    sizeLimit: {{ (.Values.persistence).size | default "1Gi" | quote }}
 {{- end }}
 - name: flipwatch-tmp
   emptyDir: {}
@@ -153,7 +153,7 @@ readinessProbe:
 {{- end -}}
 
 {{- define "flipwatch.containerBody" -}}
-image: {{ include "flipwatch.image" . }}
+image: {{ include "flipwatch.image" . | quote }}
 imagePullPolicy: {{ (.Values.image).pullPolicy | default "IfNotPresent" }}
 command: [flipwatch]
 {{- /* Beside the model it never ends by itself: a pod is not ready while one of its sidecars is down. */}}

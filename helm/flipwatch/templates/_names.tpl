@@ -1,27 +1,42 @@
 {{- /* Names, labels, and the image. */ -}}
 
-{{- define "flipwatch.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- /* A text of 63 characters at most that ends as a label and a name have to. */ -}}
+{{- define "flipwatch.cut" -}}
+{{- regexReplaceAll "[-._]+$" (trunc 63 .) "" -}}
 {{- end -}}
 
-{{- define "flipwatch.fullname" -}}
-{{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 63 | trimSuffix "-" -}}
-{{- else if contains (include "flipwatch.name" .) .Release.Name -}}
-{{- .Release.Name | trunc 63 | trimSuffix "-" -}}
-{{- else -}}
-{{- printf "%s-%s" .Release.Name (include "flipwatch.name" .) | trunc 63 | trimSuffix "-" -}}
+{{- define "flipwatch.name" -}}
+{{- include "flipwatch.cut" (default .Chart.Name .Values.nameOverride) -}}
 {{- end -}}
+
+{{- /* The Service has it, and can have no dot in it. */ -}}
+{{- define "flipwatch.fullname" -}}
+{{- $name := include "flipwatch.name" . -}}
+{{- if .Values.fullnameOverride -}}
+{{- $name = .Values.fullnameOverride -}}
+{{- else if contains $name .Release.Name -}}
+{{- $name = .Release.Name -}}
+{{- else -}}
+{{- $name = printf "%s-%s" .Release.Name $name -}}
+{{- end -}}
+{{- include "flipwatch.cut" (replace "." "-" $name) -}}
+{{- end -}}
+
+{{- /* The name in a namespace that may not be the release's, where another release of this name may have objects too. */ -}}
+{{- define "flipwatch.nameIn" -}}
+{{- $namespace := default .root.Release.Namespace .namespace -}}
+{{- if ne $namespace .root.Release.Namespace -}}{{- .root.Release.Namespace -}}.{{- end -}}
+{{- include "flipwatch.fullname" .root -}}
 {{- end -}}
 
 {{- /* What never changes over upgrades: the selector of a Deployment is immutable. */ -}}
 {{- define "flipwatch.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "flipwatch.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "flipwatch.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "flipwatch.labels" -}}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | include "flipwatch.cut" | quote }}
 {{ include "flipwatch.selectorLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/component: monitor

@@ -27,12 +27,12 @@ starts vLLM as soon as it runs, and no readiness probe unless `readiness.gateOnH
 {{ include "flipwatch.volumes" . }}
 - name: flipwatch-probe-token
   secret:
-    secretName: {{ include "flipwatch.secretName" . }}
+    secretName: {{ include "flipwatch.secretName" . | quote }}
     defaultMode: 292
     optional: true
     items:
-      - key: {{ (.Values.secretKeys).probeToken | default "probe-token" }}
-        path: {{ (.Values.secretKeys).probeToken | default "probe-token" }}
+      - key: {{ (.Values.secretKeys).probeToken | default "probe-token" | quote }}
+        path: {{ (.Values.secretKeys).probeToken | default "probe-token" | quote }}
 {{- end -}}
 
 {{- define "flipwatch.vllmEnv" -}}
