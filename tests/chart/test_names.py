@@ -90,8 +90,8 @@ def test_nothing_stands_in_an_object_twice(values: dict[str, Any], sentence: str
         assert sentence in str(refused.value)
 
 
-def test_names_that_look_like_numbers_stay_text(four: Four) -> None:
-    """Names of digits only, or that are words of YAML, are still text in each object: Kubernetes takes no number."""
+def test_names_stay_text_and_numbers_numbers(four: Four) -> None:
+    """Names of digits only, or that are words of YAML, are text in each object, and a large number is no 1e+06."""
     values = merged(
         values_of("everything"),
         {
@@ -102,6 +102,7 @@ def test_names_that_look_like_numbers_stay_text(four: Four) -> None:
             "priorityClassName": "1e3",
             "serviceAccount": {"name": "456"},
             "imagePullSecrets": [{"name": "789"}],
+            "terminationGracePeriodSeconds": 1_000_000,
             "nameOverride": "7",
             "fullnameOverride": "y",
             "serviceMonitor": {"namespace": "1", "interval": "0", "scrapeTimeout": "0"},
