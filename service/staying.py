@@ -8,7 +8,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import uvicorn
 from starlette.applications import Starlette
@@ -36,42 +37,50 @@ def serve_staying(load: Callable[[], Settings], retry_seconds: float = RETRY_SEC
             return 0
         except (ConfigurationError, CannotStartError) as error:
             why = str(error)
-        if why != said:
-            print(f"flipwatch: {why}", file=sys.stderr, flush=True)
-            said = why
-        if _told_to_stop(why, retry_seconds):
+        with _told_to_stop() as told:
+            if why != said:
+                print(f"flipwatch: {why}", file=sys.stderr, flush=True)
+                said = why
+            _answer(why, told, retry_seconds)
+        if told.is_set():
             return 0
 
 
-def _told_to_stop(why: str, seconds: float) -> bool:
-    """Answer for so long, or until a signal; whether it was a signal.
+@contextmanager
+def _told_to_stop() -> Iterator[threading.Event]:
+    """Set by SIGTERM and SIGINT; behind it they end the process again, as they do at any start."""
+    told = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: told.set())
+    try:
+        yield told
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _answer(why: str, told: threading.Event, seconds: float) -> None:
+    """Answer for so long, or until told to stop.
 
     Where it listens is read from the environment alone, since the settings may be what is wrong.
     """
-    told = threading.Event()
     server = uvicorn.Server(uvicorn.Config(_refusal(why), log_config=None, access_log=False, lifespan="off"))
-
-    def stop(*_: object) -> None:
-        told.set()
-        server.should_exit = True
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         listener = listen(
             os.environ.get("FLIPWATCH_LISTEN_HOST", "127.0.0.1"), int(os.environ.get("FLIPWATCH_LISTEN_PORT", "9477"))
         )
     except (OSError, ValueError, OverflowError):
         told.wait(seconds)
-    else:
-        with listener:
-            later = threading.Timer(seconds, lambda: setattr(server, "should_exit", True))
-            later.start()
-            server.run(sockets=[listener])
-            later.cancel()
-    for number, handler in before.items():
-        # In the try that follows, a signal ends the process as it does at any start.
-        signal.signal(number, handler)
-    return told.is_set()
+        return
+
+    def end() -> None:
+        told.wait(seconds)
+        server.should_exit = True
+
+    with listener:
+        threading.Thread(target=end, daemon=True).start()
+        # uvicorn takes the signals meanwhile, and raises them again behind it.
+        server.run(sockets=[listener])
 
 
 def _refusal(why: str) -> Starlette:
