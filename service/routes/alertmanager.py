@@ -8,7 +8,7 @@ after `group_interval`; after 2xx it is silent until the group changes or `repea
 reads the body.  So an error means: this was wanted, and has not happened.  Decision 0018 has the table.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 from fastapi import APIRouter, Response
@@ -121,12 +121,10 @@ async def _order(sidecar: Sidecar, action: _Answer, *, reason: str, actor: str) 
 
 
 async def _repair(sidecar: Sidecar, *, reason: str, actor: str) -> MitigationRecord:
-    facts = sidecar.live.facts
-    for record in sidecar.store.mitigations(limit=1000):
+    for record in _of_this_vllm(sidecar, sidecar.store.mitigations(limit=1000)):
         minutes = (sidecar.now() - record.updated_at) / 60.0
-        here = facts is not None and record.boot_id == facts.boot_id
         failed = record.action is MitigationAction.REPAIR and record.state is MitigationState.FAILED
-        if here and failed and minutes < _REST_MINUTES:
+        if failed and minutes < _REST_MINUTES:
             raise ProblemError(
                 Kind.CONFLICT,
                 f"Mitigation {record.id}, a repair, failed {minutes:.1f} minutes ago: an alert orders no other one for "
@@ -149,10 +147,7 @@ async def _skip(sidecar: Sidecar, *, reason: str, actor: str) -> MitigationRecor
                     Kind.BUSY, f"Whether a block stands out now is not known: {sign.sentence}."
                 ) from None
         return "The last scan of this sidecar flags no block: nothing is left out."
-    facts = sidecar.live.facts
-    opened = [
-        record for record in sidecar.store.open_mitigations() if facts is not None and record.boot_id == facts.boot_id
-    ]
+    opened = _of_this_vllm(sidecar, sidecar.store.open_mitigations())
     # One that was interrupted may have left the gates as they were: it is refused below, for a person to finish.
     held = {block for record in opened if record.state is not MitigationState.INTERRUPTED for block in record.held}
     if held.issuperset(blocks):
@@ -165,7 +160,7 @@ async def _skip(sidecar: Sidecar, *, reason: str, actor: str) -> MitigationRecor
                 f"scan flags {names(blocks)}: more damage than that is for a person to look at.",
             )
     if sidecar.live.outdated(AlphaScan.name):
-        # What it flags may be whole by now, and a skip that an order made worse is kept: the scan that follows counts.
+        # What it flags may be whole by now: the scan that follows counts.
         raise ProblemError(
             Kind.BUSY,
             "The model was mitigated or repaired since the last scan, and has not been measured again: nobody knows "
@@ -173,6 +168,7 @@ async def _skip(sidecar: Sidecar, *, reason: str, actor: str) -> MitigationRecor
         )
     _check_not_undone(sidecar, MitigationAction.SKIP, blocks)
     # No person asked, so it is undone at once when it did not help.
+    facts = sidecar.live.facts
     mandate = None if facts is None else Mandate(_MANDATE, facts.boot_id)
     return await sidecar.mitigator.apply(MitigationAction.SKIP, blocks, reason=reason, actor=actor, mandate=mandate)
 
@@ -193,17 +189,21 @@ def _check_not_undone(sidecar: Sidecar, action: MitigationAction, blocks: Sequen
 
     An alert that goes on firing must not do it again.  A skip that a repair has ended counts for nothing.
     """
-    facts = sidecar.live.facts
-    for record in sidecar.store.mitigations(limit=1000):
+    for record in _of_this_vllm(sidecar, sidecar.store.mitigations(limit=1000)):
         same = record.action is action and (not blocks or not set(blocks).isdisjoint(record.blocks))
-        if facts is None or record.boot_id != facts.boot_id or not same or not record.reason.startswith(_BY):
-            continue
-        if record.state is MitigationState.REVERTED and record.undone_by is not None:
+        undone = record.state is MitigationState.REVERTED and record.undone_by is not None
+        if same and undone and record.reason.startswith(_BY):
             raise ProblemError(
                 Kind.CONFLICT,
                 f"{record.undone_by} undid mitigation {record.id}, which an alert ordered: that stands for alerts "
                 "until vLLM restarts.",
             )
+
+
+def _of_this_vllm(sidecar: Sidecar, records: Iterable[MitigationRecord]) -> list[MitigationRecord]:
+    """Those of the vLLM process of now; none while no process is known."""
+    facts = sidecar.live.facts
+    return [] if facts is None else [record for record in records if record.boot_id == facts.boot_id]
 
 
 def _note(sidecar: Sidecar, caller: Caller, what: str, action: _Answer, reason: str, message: str) -> None:
