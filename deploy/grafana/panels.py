@@ -86,14 +86,7 @@ def stat(
     colors: Mapping[str, str] | None = None,
 ) -> JSON:
     """Numbers or words of now.  `colors`: series -> its colour from 1 on."""
-    defaults: JSON = {
-        "unit": unit,
-        "mappings": list(mappings),
-        "color": {"mode": "thresholds"},
-        "thresholds": _steps(thresholds),
-    }
-    if decimals is not None:
-        defaults["decimals"] = decimals
+    defaults = _coloured(unit, decimals, mappings, thresholds)
     made = _panel("stat", title, text, size, _targets(queries, instant=True), defaults)
     made["fieldConfig"]["overrides"] = [
         _override(name, {"thresholds": _steps(((None, "text"), (1, color)))}) for name, color in (colors or {}).items()
@@ -165,17 +158,15 @@ def timeline(
     values: bool = True,
 ) -> JSON:
     """Rows of colours over time; a gap stays empty.  A number without a mapping has the colour of `thresholds`."""
-    defaults: JSON = {
-        "unit": unit,
-        "mappings": list(mappings),
-        "color": {"mode": "thresholds"},
-        "thresholds": _steps(thresholds),
+    defaults = _coloured(
+        unit,
+        decimals,
+        mappings,
+        thresholds,
         # By default it connects nothing over a gap.
-        "custom": {"fillOpacity": 80, "lineWidth": 0},
-        "links": list(links),
-    }
-    if decimals is not None:
-        defaults["decimals"] = decimals
+        custom={"fillOpacity": 80, "lineWidth": 0},
+        links=list(links),
+    )
     made = _panel("state-timeline", title, text, size, _targets(queries, instant=False), defaults)
     made["options"] = {
         "mergeValues": True,
@@ -232,12 +223,7 @@ def table(
         *(_override(column.title, _cells(column)) for _, column in shown),
         *(_override(name, {"links": list(to)}) for name, to in (links or {}).items()),
     ]
-    made["options"] = {
-        "frameIndex": 0,
-        "showHeader": True,
-        "cellHeight": "sm",
-        "sortBy": [{"displayName": sort, "desc": descending}],
-    }
+    made["options"] = _sorted_by(sort, descending=descending)
     return made
 
 
@@ -278,13 +264,36 @@ def matrix(
             },
         },
     ]
-    made["options"] = {
+    made["options"] = _sorted_by(rows, descending=False)
+    return made
+
+
+def _coloured(
+    unit: str,
+    decimals: int | None,
+    mappings: Sequence[JSON],
+    thresholds: Sequence[tuple[float | None, str]],
+    **more: Any,
+) -> JSON:
+    """Defaults of fields whose colour comes from mappings and thresholds."""
+    defaults: JSON = {
+        "unit": unit,
+        "mappings": list(mappings),
+        "color": {"mode": "thresholds"},
+        "thresholds": _steps(thresholds),
+        **more,
+    }
+    return defaults if decimals is None else defaults | {"decimals": decimals}
+
+
+def _sorted_by(title: str, *, descending: bool) -> JSON:
+    """Options of a table."""
+    return {
         "frameIndex": 0,
         "showHeader": True,
         "cellHeight": "sm",
-        "sortBy": [{"displayName": rows, "desc": False}],
+        "sortBy": [{"displayName": title, "desc": descending}],
     }
-    return made
 
 
 def _cells(column: Column) -> JSON:
