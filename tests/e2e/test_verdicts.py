@@ -41,7 +41,8 @@ def _pair(model: Path, folder: Path, webhook: Webhook) -> Iterator[tuple[VllmSer
             webhook,
             scan={**rarely, "grid": [0.0], "part_budget_ms": 1000, "duty": 1.0},
             fingerprint=rarely,
-            canary={**rarely, "timeout_seconds": 10, "hung_seconds": 6},
+            # Each token of an answer may wait for a part of the scan, which takes all the engine here.
+            canary={**rarely, "timeout_seconds": 30, "hung_seconds": 6},
             validation={"max_items": 8, "max_tokens": 24},
         )
         try:
