@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from .. import __version__
 from .auth import Guard
 from .metrics import registry
-from .problem import Problem, install
+from .problem import Kind, Problem, install, responses
 from .routes import ROUTERS
 from .settings import Settings
 from .sidecar import Sidecar
@@ -55,6 +55,10 @@ def _bare(**options: Any) -> FastAPI:
             schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
             # Problems are answered by handlers, which FastAPI does not know of.
             schema["components"]["schemas"]["Problem"] = Problem.model_json_schema()
+            [too_large] = responses(Kind.TOO_LARGE).values()
+            for operation in (operation for path in schema["paths"].values() for operation in path.values()):
+                if "requestBody" in operation:
+                    operation["responses"][str(Kind.TOO_LARGE.status)] = too_large
             app.openapi_schema = schema
         return app.openapi_schema
 

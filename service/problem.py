@@ -3,6 +3,7 @@
 The `type` is stable and made for programs: `urn:flipwatch:problem:NAME`.  The names are in `Kind`.
 """
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
@@ -40,6 +41,7 @@ class Kind(Enum):
     UNKNOWN_BLOCK = ("unknown-block", 404, "The model has no such block")
     METHOD_NOT_ALLOWED = ("method-not-allowed", 405, "This resource has no such method")
     CONFLICT = ("conflict", 409, "Not possible now")
+    TOO_LARGE = ("too-large", 413, "The body is too large")
     INVALID = ("invalid-request", 422, "The request is not valid")
     INTERNAL = ("internal", 500, "Flipwatch failed")
     REFUSED_BY_VLLM = ("refused-by-vllm", 502, "The probe inside vLLM refused")
@@ -136,7 +138,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         # Without the input: it may be large, not finite, or a secret in the wrong place.
-        faults = [{"at": ".".join(str(part) for part in e["loc"]), "what": str(e["msg"])} for e in error.errors()]
+        faults = [_fault(e) for e in error.errors()]
         first = faults[0]
         return document(Kind.INVALID, f"{first['at']}: {first['what']}.", errors=faults)
 
@@ -156,6 +158,13 @@ def install(app: FastAPI) -> None:
     async def _internal(request: Request, error: Exception) -> JSONResponse:
         _log.error("request failed", path=request.url.path, exc_info=error)
         return document(Kind.INTERNAL, f"{type(error).__name__}; the log of flipwatch serve has the details.")
+
+
+def _fault(error: Mapping[str, Any]) -> dict[str, str]:
+    if error["type"] == "json_invalid":
+        # FastAPI's words do not say what is wrong with it, and where.
+        return {"at": "body", "what": f"no valid JSON: {error['ctx']['error']}"}
+    return {"at": ".".join(str(part) for part in error["loc"]), "what": str(error["msg"])}
 
 
 def _methods(request: Request) -> list[str]:

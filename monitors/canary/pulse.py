@@ -102,7 +102,7 @@ def heartbeat(looks: Sequence[Look], hung_seconds: float) -> Beat:
         return Beat(Pulse.IDLE, "No request is there.")
     there = f"{counts.running} requests run and {counts.waiting} wait"
     if last.silent_since is not None:
-        there += ", the engine leaves a question of Flipwatch unanswered"
+        there += f", the engine has owed Flipwatch an answer for {last.at - last.silent_since:.0f} s"
     start = _still_from(looks)
     still = last.at - looks[start].at
     if still >= hung_seconds:

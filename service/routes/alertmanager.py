@@ -17,6 +17,7 @@ from ...monitors.alpha_scan import AlphaScan
 from ...monitors.finding import Health
 from ...monitors.verdict.evidence import Answer, Question
 from ..auth import Caller
+from ..body import BoundedRoute
 from ..gates import names
 from ..guard import AlreadyMitigated, MitigationBusy, MitigationError, NothingChanged
 from ..notification import PREFIX, AlertReceived, Notification
@@ -29,7 +30,7 @@ from . import access
 from .access import GUARDED, TheSidecar
 from .orders import NothingFlagged, drain, flagged, follow
 
-router = APIRouter(prefix="/v1/alertmanager", tags=["mitigations"])
+router = APIRouter(prefix="/v1/alertmanager", tags=["mitigations"], route_class=BoundedRoute)
 
 # With what the reason of each order of this route begins: by it the route knows its own.
 _BY = "Alertmanager: "

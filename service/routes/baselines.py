@@ -4,6 +4,7 @@ from fastapi import APIRouter, Response
 
 from ...monitors.alpha_scan import Profile
 from ..baseline import check_recordable
+from ..body import BoundedRoute
 from ..measuring import ScanError
 from ..problem import Kind, ProblemError, responses
 from ..records import Event, ScanTrigger
@@ -13,7 +14,7 @@ from ..validation_set import ValidationSetError
 from ..vllm import VllmError
 from .access import GUARDED, READING, Admin, Reader, TheSidecar
 
-router = APIRouter(prefix="/v1/baselines", tags=["baselines"])
+router = APIRouter(prefix="/v1/baselines", tags=["baselines"], route_class=BoundedRoute)
 
 _CHANGES = responses(*GUARDED, Kind.CONFLICT, Kind.INVALID, Kind.REFUSED_BY_VLLM, Kind.VLLM_AWAY)
 

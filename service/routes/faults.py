@@ -3,12 +3,13 @@
 from fastapi import APIRouter, Response
 
 from ...monitors.wire import Fault, FaultOrder
+from ..body import BoundedRoute
 from ..problem import Kind, ProblemError, responses
 from ..records import Event
 from ..sidecar import Sidecar
 from .access import GUARDED, Admin, TheSidecar
 
-router = APIRouter(prefix="/v1/faults", tags=["faults"])
+router = APIRouter(prefix="/v1/faults", tags=["faults"], route_class=BoundedRoute)
 
 _RESPONSES = responses(*GUARDED, Kind.NOT_FOUND, Kind.CONFLICT, Kind.INVALID, Kind.REFUSED_BY_VLLM, Kind.VLLM_AWAY)
 

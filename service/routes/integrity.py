@@ -2,13 +2,14 @@
 
 from fastapi import APIRouter, Response
 
+from ..body import BoundedRoute
 from ..problem import Kind, ProblemError, responses
 from ..records import Event, ScanTrigger
 from ..schemas import Accepted, CorrectionOrder, IntegrityView, RecordOrder
 from . import access
 from .access import GUARDED, READING, Admin, Reader, TheSidecar
 
-router = APIRouter(prefix="/v1/integrity", tags=["integrity"])
+router = APIRouter(prefix="/v1/integrity", tags=["integrity"], route_class=BoundedRoute)
 
 _STARTS = responses(*GUARDED, Kind.CONFLICT, Kind.INVALID, Kind.REFUSED_BY_VLLM, Kind.VLLM_AWAY)
 

@@ -2,6 +2,7 @@
 
 from fastapi import APIRouter, Response
 
+from ..body import BoundedRoute
 from ..problem import Kind, ProblemError, responses
 from ..records import MitigationAction, MitigationRecord
 from ..schemas import Accepted, MitigationOrder
@@ -10,7 +11,7 @@ from . import access
 from .access import GUARDED, READING, Limit, Reader, TheSidecar
 from .orders import damaged, drain, flagged, follow
 
-router = APIRouter(prefix="/v1/mitigations", tags=["mitigations"])
+router = APIRouter(prefix="/v1/mitigations", tags=["mitigations"], route_class=BoundedRoute)
 
 _CHANGES = responses(
     *GUARDED, Kind.NOT_FOUND, Kind.UNKNOWN_BLOCK, Kind.CONFLICT, Kind.INVALID, Kind.REFUSED_BY_VLLM, Kind.VLLM_AWAY

@@ -6,12 +6,13 @@ from ...monitors.canary.finding import NAME as CANARY
 from ...monitors.differential.facts import NAME as DIFFERENTIAL
 from ...monitors.differential.reference import ReferenceKind
 from ...monitors.fingerprint.judgement import NAME as FINGERPRINT
+from ..body import BoundedRoute
 from ..problem import Kind, ProblemError, responses
 from ..records import ScanRecord, ScanTrigger
 from ..schemas import Accepted, ScanOrder, ScanView
 from .access import GUARDED, READING, Limit, Mitigator, Reader, TheSidecar
 
-router = APIRouter(prefix="/v1/scans", tags=["scans"])
+router = APIRouter(prefix="/v1/scans", tags=["scans"], route_class=BoundedRoute)
 
 
 @router.get("", operation_id="listScans", responses=responses(*GUARDED, Kind.INVALID), openapi_extra=READING)

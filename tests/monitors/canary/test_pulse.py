@@ -66,7 +66,7 @@ def test_a_question_without_an_answer_is_work() -> None:
     assert pulse(idle, *asked[:2]) is Pulse.MOVING
     beat = heartbeat(seen(idle, *asked), 10.0)
     assert beat.pulse is Pulse.HUNG
-    assert "leaves a question of Flipwatch unanswered" in beat.reason
+    assert "the engine has owed Flipwatch an answer for 11 s" in beat.reason
 
 
 def test_an_answer_to_one_question_is_a_move_while_another_is_open() -> None:
