@@ -49,7 +49,7 @@ def examine(config: Path | None) -> list[Check]:
     checks: list[Check] = []
     with Sidecar() as sidecar:
         info = _sidecar(sidecar, checks)
-    settings = _settings(config, checks)
+    settings = _settings(config, checks, serving=info is not None)
     facts: ModelFacts | None = None
     if settings is not None:
         facts = asyncio.run(_vllm(settings, checks))
@@ -80,14 +80,16 @@ def _sidecar(sidecar: Sidecar, checks: list[Check]) -> Json | None:
     return info
 
 
-def _settings(config: Path | None, checks: list[Check]) -> Settings | None:
+def _settings(config: Path | None, checks: list[Check], *, serving: bool) -> Settings | None:
     try:
         settings = load_settings(config)
         settings.probe_secret()
         settings.api_tokens()
         rules = settings.policy()
     except ConfigurationError as error:
-        checks.append(Check("settings", False, str(error)))
+        # One that serves had good settings when it started: these are not its own.
+        where = " (The sidecar serves with others: run this where it runs, with its variables.)" if serving else ""
+        checks.append(Check("settings", False, f"{error}{where}"))
         return None
     checks.append(Check("settings", True, f"can be read; vLLM is expected at {settings.vllm.shown_url}"))
     checks.append(Check("automation", None, ", ".join(rule.name for rule in rules) or "no rule: nothing is automatic"))

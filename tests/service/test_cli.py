@@ -413,7 +413,11 @@ def test_doctor_finds_what_is_wrong(desk: Desk) -> None:
     assert _doctor(desk, 2, FLIPWATCH_VLLM__URL="http://127.0.0.1:1")["vllm"][0] is False
     assert _doctor(desk, 2, FLIPWATCH_URL="http://127.0.0.1:1")["sidecar"][0] is False
     assert _doctor(desk, 2, FLIPWATCH_VALIDATION__FILE="/nowhere.jsonl")["validation"][0] is False
-    assert "FLIPWATCH_SCANS" in _doctor(desk, 2, FLIPWATCH_SCANS="1")["settings"][1]
+    says = _doctor(desk, 2, FLIPWATCH_SCANS="1")["settings"][1]
+    assert "FLIPWATCH_SCANS" in says
+    assert says.endswith("(The sidecar serves with others: run this where it runs, with its variables.)")
+    alone = _doctor(desk, 2, FLIPWATCH_SCANS="1", FLIPWATCH_URL="http://127.0.0.1:1")
+    assert "serves with others" not in alone["settings"][1]
     assert "/nowhere.yaml" in _doctor(desk, 2, FLIPWATCH_AUTOMATION__POLICY_FILE="/nowhere.yaml")["settings"][1]
     desk.vllm.armed = False
     assert _doctor(desk, 2)["gates"] == (False, "ToyLayer is not supported.")
