@@ -1,13 +1,15 @@
 """What the tests of the chart share: places, engines, sets of values."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from engines import Four, Three, helm_three
+from engines import Four, RefusedError, Three, helm_three
+
+Refusals = Callable[[dict[str, Any]], list[str]]
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "flipwatch"
@@ -46,6 +48,21 @@ def three() -> Iterator[Three]:
 def four() -> Four:
     """Helm 4."""
     return Four()
+
+
+@pytest.fixture
+def refusals(three: Three, four: Four) -> Refusals:
+    """Gives what each version of Helm says against these values on top of the least ones; both have to refuse them."""
+
+    def said(values: dict[str, Any]) -> list[str]:
+        sentences = []
+        for engine in (four, three):
+            with pytest.raises(RefusedError) as refused:
+                engine.render(CHART, merged(LEAST, values))
+            sentences.append(str(refused.value))
+        return sentences
+
+    return said
 
 
 @pytest.fixture(scope="session")

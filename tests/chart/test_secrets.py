@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from conftest import CHART, LEAST, merged
-from engines import Four, RefusedError, Three, of_kind
+from conftest import CHART, LEAST, Refusals, merged
+from engines import Four, RefusedError, of_kind
 
 SECRETS: list[tuple[dict[str, Any], str]] = [
     (
@@ -50,14 +50,12 @@ SET_BY_THE_CHART = {
 @pytest.mark.parametrize(("values", "sentence"), SECRETS, ids=lambda part: part if isinstance(part, str) else None)
 @pytest.mark.parametrize("form", ["standalone", "sidecar"])
 def test_a_secret_in_the_values_is_refused(
-    form: str, values: dict[str, Any], sentence: str, three: Three, four: Four
+    form: str, values: dict[str, Any], sentence: str, refusals: Refusals
 ) -> None:
     """What would stand in a manifest for all to read is refused, with the place for it and without the secret."""
-    for engine in (four, three):
-        with pytest.raises(RefusedError) as refused:
-            engine.render(CHART, merged(merged(LEAST, {"form": form}), values))
-        assert sentence in str(refused.value)
-        assert "s3cret" not in str(refused.value)
+    for said in refusals(merged({"form": form}, values)):
+        assert sentence in said
+        assert "s3cret" not in said
 
 
 def test_a_secret_of_another_secret_passes(four: Four) -> None:
@@ -72,15 +70,10 @@ def test_a_secret_of_another_secret_passes(four: Four) -> None:
 
 
 @pytest.mark.parametrize("name", SET_BY_THE_CHART)
-def test_extra_env_sets_nothing_that_the_chart_sets(name: str, three: Three, four: Four) -> None:
+def test_extra_env_sets_nothing_that_the_chart_sets(name: str, refusals: Refusals) -> None:
     """A variable of the chart in extraEnv is refused, and the value to set instead is named."""
-    values = merged(LEAST, {"extraEnv": [{"name": "A", "value": "b"}, {"name": name, "value": "x"}]})
-    for engine in (four, three):
-        with pytest.raises(RefusedError) as refused:
-            engine.render(CHART, values)
-        assert f"extraEnv has {name}, which the chart sets itself: set {SET_BY_THE_CHART[name]} instead." in str(
-            refused.value
-        )
+    for said in refusals({"extraEnv": [{"name": "A", "value": "b"}, {"name": name, "value": "x"}]}):
+        assert f"extraEnv has {name}, which the chart sets itself: set {SET_BY_THE_CHART[name]} instead." in said
 
 
 def test_every_variable_of_the_chart_is_known(four: Four) -> None:
