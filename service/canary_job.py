@@ -21,7 +21,6 @@ from ..monitors.finding import Finding, Health
 from ..monitors.fingerprint.judgement import NAME as FINGERPRINT
 from ..monitors.wire import ModelFacts
 from .baseline import BaselineError, check_recordable
-from .expectations import Expectations
 from .heart import Heart
 from .job import Job, Note, Outcome
 from .live import Live
@@ -32,6 +31,7 @@ from .records import ScanTrigger
 from .settings import CanarySettings
 from .store import StoreError
 from .vllm import Vllm, VllmError, VllmFailed, VllmLate
+from .vouched import Vouched
 from .watcher import Watcher
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ class Canaries:
         watcher: Watcher,
         vllm: Vllm,
         heart: Heart,
-        expectations: Expectations,
+        expectations: Vouched[Expectation],
         now: Callable[[], float],
     ) -> None:
         self._timeout = settings.timeout_seconds
@@ -134,7 +134,7 @@ class Canaries:
         gated = [str(block) for block, alpha in enumerate(facts.gates) if alpha != 1.0]
         if gated:
             return None, f"answers are expected of the whole model, and block {', '.join(gated)} is not in it as it was"
-        recorded, why_not = self._expectations.recorded, self._misfit(facts)
+        recorded, why_not = self._expectations.current, self._misfit(facts)
         if recorded is not None and why_not is None:
             return Reference(ReferenceKind.RECORDED, recorded), None
         if self._first is not None and self._first_fits(self._first, facts):
@@ -144,7 +144,7 @@ class Canaries:
 
     def _misfit(self, facts: ModelFacts) -> str | None:
         """Why the recorded answers are not used; None where they are, or there are none."""
-        recorded = self._expectations.recorded
+        recorded = self._expectations.current
         return None if recorded is None else misfit(recorded, conditions(facts))
 
     def _first_fits(self, first: _First, facts: ModelFacts) -> bool:

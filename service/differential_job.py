@@ -16,12 +16,13 @@ from .job import Job, Note, Outcome
 from .live import Live
 from .measuring import Measurer, ScanError
 from .peer import Peer
-from .recordings import Recordings, conditions, not_finite
+from .recordings import conditions, not_finite
 from .records import ScanTrigger
 from .replicas import worst
 from .settings import DifferentialSettings
 from .store import StoreError
 from .validation_set import ValidationSet
+from .vouched import Vouched
 from .watcher import Watcher
 
 _SEQUENCES = 8
@@ -38,7 +39,7 @@ class Differentials:
         live: Live,
         watcher: Watcher,
         validation: ValidationSet,
-        recordings: Recordings,
+        recordings: Vouched[Recording],
         now: Callable[[], float],
         peer: Peer | None,
     ) -> None:

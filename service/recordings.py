@@ -1,56 +1,11 @@
-"""The recorded states that the model is held against: whose they are, how they are kept, what must not become one."""
+"""Recordings of a model: under which conditions one is made, and which states must not become one."""
 
 import math
-from collections.abc import Callable
-
-import structlog
-from pydantic import ValidationError
 
 from ..monitors.differential.divergence import decode
 from ..monitors.differential.facts import STREAM, DifferentialReading
-from ..monitors.differential.reference import Conditions, Recording
+from ..monitors.differential.reference import Conditions
 from ..monitors.wire import ModelFacts
-from .records import Event
-from .store import Store
-
-_log = structlog.get_logger(__name__)
-
-
-class Recordings:
-    """The one recording, or none.  It outlives a restart of the sidecar and of vLLM."""
-
-    def __init__(self, store: Store, now: Callable[[], float]) -> None:
-        self._store = store
-        self._now = now
-        self.current: Recording | None = _stored(store)
-
-    @property
-    def recorded_at(self) -> float | None:
-        """Epoch seconds; None when there is none."""
-        return None if self.current is None else self.current.recorded_at
-
-    def keep(self, recording: Recording, actor: str) -> None:
-        """Hold the model against these states from now on; raises `StoreError`."""
-        self._set(recording, actor, "states recorded")
-
-    def remove(self, actor: str) -> None:
-        """Forget the states; raises `StoreError`."""
-        self._set(None, actor, "states removed")
-
-    def _set(self, recording: Recording | None, actor: str, what: str) -> None:
-        shown = recording or self.current
-        detail = {} if shown is None else {"recorded_at": shown.recorded_at, **shown.conditions.model_dump()}
-        self._store.set_recording(recording, Event(at=self._now(), actor=actor, what=what, detail=detail))
-        self.current = recording
-
-
-def _stored(store: Store) -> Recording | None:
-    try:
-        return store.recording()
-    except ValidationError as error:
-        # Another version of Flipwatch may have recorded other facts; they would fit nothing that is measured now.
-        _log.warning("recorded states cannot be read, record them again", errors=error.error_count())
-        return None
 
 
 def conditions(facts: ModelFacts) -> Conditions:

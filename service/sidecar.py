@@ -21,7 +21,6 @@ from .baseline import Baseline
 from .canary_job import Canaries
 from .differential_job import Differentials
 from .duty import Duty
-from .expectations import Expectations
 from .gates import unrecorded
 from .heart import Heart
 from .job import Job
@@ -30,7 +29,6 @@ from .measuring import Measurer
 from .mitigation import Mitigator
 from .peer import Peer
 from .probe import Probe
-from .recordings import Recordings
 from .records import IN_FLIGHT, ITSELF, Event, FindingRecord, MitigationAction, MitigationRecord, ScanTrigger
 from .runner import Runner, ScanBusy
 from .scan_job import Scans
@@ -42,6 +40,7 @@ from .sweep_job import Sweeps
 from .validation_set import ValidationSet
 from .verdicts import Verdicts
 from .vllm import Vllm
+from .vouched import Vouched
 from .watcher import Watcher
 from .webhook import Webhook
 
@@ -121,7 +120,7 @@ class Sidecar:
             manifest_name=str(settings.fingerprint.manifest),
         )
         self.peer = None if peer is None else Peer(Probe(*peer), settings.scan)
-        self.recordings = Recordings(self.store, self.now)
+        self.recordings = Vouched("states", self.store.recording, self.store.set_recording, self.now)
         self.differentials = Differentials(
             settings.differential,
             measurer(DIFFERENTIAL),
@@ -132,7 +131,7 @@ class Sidecar:
             self.now,
             self.peer,
         )
-        self.expectations = Expectations(self.store, self.now)
+        self.expectations = Vouched("answers", self.store.expectation, self.store.set_expectation, self.now)
         self.canaries = Canaries(
             settings.canary, self.live, self.watcher, self.vllm, self.heart, self.expectations, self.now
         )

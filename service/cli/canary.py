@@ -5,11 +5,11 @@ from typing import Annotated
 import typer
 
 from ...monitors.canary.finding import NAME
-from ...monitors.moment import utc
-from .client import CliError, Json, Sidecar
+from .client import Json, Sidecar
 from .finding_table import EXIT
 from .follow import check_done, follow_scan, start_scan
 from .show import AsJson, console, print_json
+from .vouching import record_vouched, remove_vouched, show_vouched
 
 app = typer.Typer(
     help="Ask a few fixed prompts through the server's own API, and hold the answers against expected ones.",
@@ -39,42 +39,19 @@ def run(
 @app.command()
 def record(as_json: AsJson = False) -> None:
     """Record the answers of the live model, known to be good: they are what is expected from now on."""
-    with Sidecar() as sidecar:
-        done = follow_scan(sidecar, start_scan(sidecar, _PATH, {}, behind=(NAME,))["id"], quiet=as_json)
-        check_done(done)
-        if done["recording_refusal"] is not None:
-            raise CliError(f"No answers were recorded: {done['recording_refusal']}")
-        made = sidecar.get(_PATH)
-    if as_json:
-        print_json(made)
-    else:
-        console().print(
-            f"recorded: answers of {made['conditions']['model']}, {utc(made['recorded_at'])}, {_size(made)}",
-            markup=False,
-        )
+    record_vouched(_PATH, "answers", _size, behind=(NAME,), as_json=as_json)
 
 
 @app.command()
 def show(as_json: AsJson = False) -> None:
     """Show whose answers are recorded."""
-    with Sidecar() as sidecar:
-        made = sidecar.get(_PATH)
-    if as_json:
-        print_json(made)
-        return
-    shown = {**made["conditions"], "recorded": utc(made["recorded_at"]), "answers": _size(made)}
-    if made["misfit"] is not None:
-        shown["not used"] = made["misfit"]
-    for name, value in shown.items():
-        console().print(f"{name:<22} {value}", markup=False)
+    show_vouched(_PATH, "answers", _size, as_json=as_json)
 
 
 @app.command()
 def remove() -> None:
     """Forget the recorded answers."""
-    with Sidecar() as sidecar:
-        sidecar.delete(_PATH)
-    console().print("removed", markup=False)
+    remove_vouched(_PATH)
 
 
 def _size(made: Json) -> str:

@@ -10,11 +10,11 @@ from ...monitors.differential.facts import NAME
 from ...monitors.differential.finding import BlockDivergence, DifferentialFinding, Effort, Location
 from ...monitors.differential.reference import ReferenceKind
 from ...monitors.fingerprint.judgement import NAME as FINGERPRINT
-from ...monitors.moment import utc
 from .client import CliError, Json, Sidecar
 from .finding_table import EXIT
 from .follow import check_done, follow_scan, start_scan
 from .show import AsJson, console, print_json, table
+from .vouching import record_vouched, remove_vouched, show_vouched
 
 app = typer.Typer(
     help="Hold every block against a clean one: its own recorded states, the checkpoint, or a healthy peer.",
@@ -53,40 +53,19 @@ def scan(
 @app.command()
 def record(as_json: AsJson = False) -> None:
     """Record the states of the live model, known to be good, and compare it with them at once."""
-    with Sidecar() as sidecar:
-        done = follow_scan(sidecar, start_scan(sidecar, _PATH, {}, behind=_ANY)["id"], quiet=as_json)
-        check_done(done)
-        if done["recording_refusal"] is not None:
-            raise CliError(f"No states were recorded: {done['recording_refusal']}")
-        made = sidecar.get(_PATH)
-    if as_json:
-        print_json(made)
-    else:
-        console().print(
-            f"recorded: states of {made['conditions']['model']}, {utc(made['recorded_at'])}, {_size(made)}",
-            markup=False,
-        )
+    record_vouched(_PATH, "states", _size, behind=_ANY, as_json=as_json)
 
 
 @app.command()
 def show(as_json: AsJson = False) -> None:
     """Show whose states are recorded."""
-    with Sidecar() as sidecar:
-        made = sidecar.get(_PATH)
-    if as_json:
-        print_json(made)
-        return
-    shown = {**made["conditions"], "recorded": utc(made["recorded_at"]), "states": _size(made)}
-    for name, value in shown.items():
-        console().print(f"{name:<22} {value}", markup=False)
+    show_vouched(_PATH, "states", _size, as_json=as_json)
 
 
 @app.command()
 def remove() -> None:
     """Forget the recorded states."""
-    with Sidecar() as sidecar:
-        sidecar.delete(_PATH)
-    console().print("removed", markup=False)
+    remove_vouched(_PATH)
 
 
 def _print(body: Json, *, all_blocks: bool) -> None:

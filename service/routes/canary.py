@@ -2,13 +2,12 @@
 
 from fastapi import APIRouter, Response
 
-from ...monitors.canary.expectation import Expectation, misfit
-from ..problem import Kind, ProblemError, responses
+from ...monitors.canary.expectation import misfit
+from ..problem import Kind, responses
 from ..recordings import conditions
-from ..records import Event
 from ..schemas import Accepted, ExpectationView
-from ..sidecar import Sidecar
 from .access import GUARDED, READING, Admin, Reader, TheSidecar
+from .vouching import start_recording, the_current
 
 router = APIRouter(prefix="/v1/canary", tags=["canary"])
 
@@ -16,7 +15,7 @@ router = APIRouter(prefix="/v1/canary", tags=["canary"])
 @router.get("", operation_id="getCanary", responses=responses(*GUARDED, Kind.NOT_FOUND), openapi_extra=READING)
 async def get_canary(sidecar: TheSidecar, _: Reader) -> ExpectationView:
     """Whose answers are recorded, since when, and how far they may move."""
-    recorded = _recorded(sidecar)
+    recorded = the_current(sidecar.expectations)
     facts = sidecar.live.facts
     return ExpectationView(
         recorded_at=recorded.recorded_at,
@@ -41,25 +40,11 @@ async def record_canary(sidecar: TheSidecar, caller: Admin, response: Response) 
 
     `Location` is the scan; once it has ended, its `recording_refusal` says why nothing new is kept, or is null.
     """
-    sidecar.canaries.check_recordable(await sidecar.watcher.look())
-    record = sidecar.runner.start(sidecar.canaries.record(caller.name))
-    detail = {"scan_id": record.id}
-    sidecar.store.add_event(Event(at=sidecar.now(), actor=caller.name, what="answers asked for", detail=detail))
-    response.headers["location"] = f"/v1/scans/{record.id}"
-    return Accepted(id=record.id, state=record.state)
+    return await start_recording(sidecar, sidecar.canaries, "answers", caller, response)
 
 
 @router.delete("", operation_id="removeCanary", status_code=204, responses=responses(*GUARDED, Kind.NOT_FOUND))
 async def remove_canary(sidecar: TheSidecar, caller: Admin) -> None:
     """Forget the answers."""
-    _recorded(sidecar)
+    the_current(sidecar.expectations)
     sidecar.expectations.remove(caller.name)
-
-
-def _recorded(sidecar: Sidecar) -> Expectation:
-    recorded = sidecar.expectations.recorded
-    if recorded is None:
-        raise ProblemError(
-            Kind.NOT_FOUND, "There are no recorded answers: record them while the model is known to be good."
-        )
-    return recorded
