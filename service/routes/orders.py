@@ -11,6 +11,9 @@ from ..problem import Kind, ProblemError
 from ..records import MitigationRecord
 from ..sidecar import Sidecar
 
+# The newest findings may be of no process: the canary asks also while the probe is away.
+_RECENT = 100
+
 
 class NothingFlagged(ProblemError):
     """The last findings flag no block."""
@@ -50,11 +53,17 @@ def flagged(sidecar: Sidecar) -> list[int]:
 
 
 def drain(sidecar: Sidecar, *, reason: str, actor: str) -> MitigationRecord:
-    """Drain the vLLM process that was last heard of; raises `MitigationError`, or `ProblemError` if there was none."""
+    """Drain the vLLM process that was last heard of, be it before the start of this sidecar.
+
+    A server that hangs answers no sidecar that was started beside it.  If the process is another one by now, the drain
+    ends when it answers.  Raises `MitigationError`, or `ProblemError` if none was ever heard of.
+    """
     facts = sidecar.live.facts
-    if facts is None:
+    heard = [facts] if facts is not None else sidecar.store.findings(_RECENT)
+    boot_id = next((one.boot_id for one in heard if one.boot_id is not None), None)
+    if boot_id is None:
         raise ProblemError(Kind.VLLM_AWAY, sidecar.live.away)
-    return sidecar.mitigator.drain(facts.boot_id, reason=reason, actor=actor)
+    return sidecar.mitigator.drain(boot_id, reason=reason, actor=actor)
 
 
 async def follow(sidecar: Sidecar, record: MitigationRecord, response: Response) -> None:

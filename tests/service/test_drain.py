@@ -57,7 +57,7 @@ async def test_a_drain_is_readiness_off_until_it_is_undone(start: Start, server:
 
 
 async def test_a_server_that_does_not_answer_can_be_drained_and_undrained(start: Start, server: FakeServer) -> None:
-    """The one that needs it most is hung: vLLM is not asked.  One that never answered cannot be named."""
+    """The one that needs it most is hung: vLLM is not asked."""
     api = await start()
     server.stop()
     await api.sidecar.schedule.look()
@@ -65,8 +65,33 @@ async def test_a_server_that_does_not_answer_can_be_drained_and_undrained(start:
     assert _ready(await api.get("/readyz"))[0] == 503
     assert (await api.delete(f"/v1/mitigations/{name}")).json()["state"] == "reverted"
     assert _ready(await api.get("/readyz"))[0] == 200
-    api.sidecar.live.facts = None
+
+
+async def test_a_sidecar_that_was_restarted_beside_a_hung_vllm_drains_it(start: Start, server: FakeServer) -> None:
+    """The process that the sidecar before it scanned is drained, until another one answers."""
+    first = await start()
+    await first.scanned()
+    await first.sidecar.__aexit__(None, None, None)
+    server.stop()
+    api = await start()
+    assert api.sidecar.live.facts is None
+    name = (await api.post("/v1/mitigations", DRAIN)).json()["id"]
+    assert _ready(await api.get("/readyz"))[0] == 503
+    server.start()
+    await api.sidecar.schedule.look()
+    assert _ready(await api.get("/readyz"))[0] == 503
+    server.restart()
+    await api.sidecar.schedule.look()
+    assert _ready(await api.get("/readyz"))[0] == 200
+    assert (await api.get(f"/v1/mitigations/{name}")).json()["state"] == "reverted"
+
+
+async def test_a_vllm_that_no_sidecar_ever_heard_of_cannot_be_named(start: Start, server: FakeServer) -> None:
+    """Nobody could tell when its drain is to end."""
+    server.stop()
+    api = await start()
     assert (await api.post("/v1/mitigations", DRAIN)).status_code == 503
+    assert _ready(await api.get("/readyz"))[0] == 200
 
 
 async def test_a_new_vllm_process_ends_the_drain(start: Start, server: FakeServer) -> None:
