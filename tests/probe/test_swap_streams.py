@@ -20,7 +20,9 @@ from . import tiny
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
-STREAMS, TOKENS = 200, 56
+STREAMS = 200
+LENGTHS = (56, 112, 224)
+"""Tokens of each stream, of the first try and of later ones: on a busy machine short ones end before all have begun."""
 BLOCK = 3
 FAULT = {"block": 2, "tensor": "mlp.up_proj", "kind": "burst", "count": 50}
 
@@ -70,13 +72,19 @@ class Clients:
     measured: list[float]
     """The tolerance of this server, once it has been measured."""
 
-    async def wave(self, swap: Callable[[], Any], count: int = STREAMS) -> list[Any]:
-        """Streams that are all open when `swap` is called, in a thread of its own."""
-        found, all_open = await self.streams.run(
-            self.api, self.prompts[:count], TOKENS, meanwhile=lambda: asyncio.to_thread(swap)
-        )
-        assert all_open
-        return list(found)
+    async def wave(self, before: Callable[[], Any], swap: Callable[[], Any], count: int = STREAMS) -> list[Any]:
+        """Streams that are all open when `swap` is called; `before` brings about the model in which they begin.
+
+        Both run in a thread of their own.
+        """
+        for tokens in LENGTHS:
+            await asyncio.to_thread(before)
+            found, all_open = await self.streams.run(
+                self.api, self.prompts[:count], tokens, meanwhile=lambda: asyncio.to_thread(swap)
+            )
+            if all_open:
+                return list(found)
+        raise AssertionError(f"Not all of {count} streams were open at once, though each had {tokens} tokens.")
 
     async def tolerance(self) -> float:
         """Three times the largest difference from the reference without any swap, or the least one."""
@@ -85,7 +93,7 @@ class Clients:
         return self.measured[0]
 
     async def _tolerance(self) -> float:
-        found, _ = await self.streams.run(self.api, self.prompts, TOKENS)
+        found, _ = await self.streams.run(self.api, self.prompts, LENGTHS[0])
         assert not [stream.failed for stream in found if stream.failed]
         known = await self.api.reference(found[:40])
         pairs = zip(found[:40], known, strict=True)
@@ -121,31 +129,33 @@ Wave = tuple[list[Any], list[list[float]], list[list[float]]]
 
 
 async def _over_a_skip(clients: Clients) -> Wave:
-    found = await clients.wave(lambda: clients.vllm.set_gates({BLOCK: 0.0}))
-    after = await clients.api.reference(found)
-    clients.vllm.set_gates({BLOCK: 1.0})
-    return found, await clients.api.reference(found), after
+    return await _over(clients, lambda: _gate(clients, 1.0), lambda: _gate(clients, 0.0))
 
 
 async def _over_an_undo(clients: Clients) -> Wave:
-    clients.vllm.set_gates({BLOCK: 0.0})
-    found = await clients.wave(lambda: clients.vllm.set_gates({BLOCK: 1.0}))
-    after = await clients.api.reference(found)
-    clients.vllm.set_gates({BLOCK: 0.0})
-    return found, await clients.api.reference(found), after
+    return await _over(clients, lambda: _gate(clients, 0.0), lambda: _gate(clients, 1.0))
+
+
+def _gate(clients: Clients, alpha: float) -> None:
+    clients.vllm.set_gates({BLOCK: alpha})
 
 
 async def _over_a_repair(clients: Clients) -> Wave:
-    clients.vllm.inject(**FAULT)
-    bad = [(0, chunk["chunk"]) for chunk in clients.vllm.sweep()[0]["bad"]]
-    assert bad
+    def damage() -> None:
+        clients.vllm.inject(**FAULT)
 
     def repair() -> None:
+        bad = [(0, chunk["chunk"]) for chunk in clients.vllm.sweep()[0]["bad"]]
+        assert bad
         assert all(chunk["intact"] for chunk in clients.vllm.repair(bad)["chunks"])
 
-    found = await clients.wave(repair)
+    return await _over(clients, damage, repair)
+
+
+async def _over(clients: Clients, before: Callable[[], Any], swap: Callable[[], Any]) -> Wave:
+    found = await clients.wave(before, swap)
     after = await clients.api.reference(found)
-    clients.vllm.inject(**FAULT)
+    before()
     return found, await clients.api.reference(found), after
 
 
@@ -165,6 +175,9 @@ async def test_stale_caches_would_be_seen(clients: Clients, server: VllmServer) 
     """Where a swap leaves the caches as they are, all streams go on, and the check calls them stale."""
     told = Path(server.environment["FLIPWATCH_TESTS_FAIL"] + "-stale")
 
+    def whole() -> None:
+        server.set_gates({BLOCK: 1.0})
+
     def skip_only() -> None:
         told.touch()
         try:
@@ -172,10 +185,10 @@ async def test_stale_caches_would_be_seen(clients: Clients, server: VllmServer) 
         finally:
             told.unlink()
 
-    found = await clients.wave(skip_only, 40)
+    found = await clients.wave(whole, skip_only, 40)
     server.set_gates({BLOCK: 0.0})
     after = await clients.api.reference(found)
-    server.set_gates({BLOCK: 1.0})
+    whole()
     before = await clients.api.reference(found)
     outcome = await clients.judged(found, before, after)
     assert outcome.failed == []
