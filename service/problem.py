@@ -163,7 +163,7 @@ def install(app: FastAPI) -> None:
 def _fault(error: Mapping[str, Any]) -> dict[str, str]:
     if error["type"] == "json_invalid":
         # FastAPI's words do not say what is wrong with it, and where.
-        return {"at": "body", "what": f"no valid JSON: {error['ctx']['error']}"}
+        return {"at": "body", "what": f"cannot be read as JSON: {error['ctx']['error']}"}
     return {"at": ".".join(str(part) for part in error["loc"]), "what": str(error["msg"])}
 
 

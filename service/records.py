@@ -201,3 +201,7 @@ class Event(Record):
     actor: str
     what: str
     detail: dict[str, Any]
+
+
+ARRIVED = "vllm arrived"
+"""What the audit log says when a vLLM process answers for the first time; `detail` has its `boot_id`."""

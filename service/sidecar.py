@@ -29,7 +29,7 @@ from .measuring import Measurer
 from .mitigation import Mitigator
 from .peer import Peer
 from .probe import Probe
-from .records import IN_FLIGHT, ITSELF, Event, FindingRecord, MitigationAction, MitigationRecord, ScanTrigger
+from .records import ARRIVED, IN_FLIGHT, ITSELF, Event, FindingRecord, MitigationAction, MitigationRecord, ScanTrigger
 from .runner import Runner, ScanBusy
 from .scan_job import Scans
 from .scan_measure import ScanMeasure
@@ -255,7 +255,7 @@ class Sidecar:
         """vLLM is there, for the first time or as a new process."""
         detail = {"boot_id": facts.boot_id, "model": facts.model, "armed": facts.armed}
         try:
-            self.store.add_event(Event(at=self.now(), actor=ITSELF, what="vllm arrived", detail=detail))
+            self.store.add_event(Event(at=self.now(), actor=ITSELF, what=ARRIVED, detail=detail))
             for gate in unrecorded(facts, self.store.open_mitigations()):
                 _log.warning("gate without a mitigation", block=gate.block, alpha=gate.alpha)
         except StoreError as error:

@@ -214,6 +214,11 @@ class Store:
         rows = self._file.all("SELECT body FROM events ORDER BY rowid DESC LIMIT ?", limit)
         return [Event.model_validate_json(row) for row in rows]
 
+    def last_event(self, what: str) -> Event | None:
+        """The newest line of the audit log that says this, or None."""
+        row = self._file.one("SELECT body FROM events WHERE body ->> '$.what' = ? ORDER BY rowid DESC LIMIT 1", what)
+        return None if row is None else Event.model_validate_json(row)
+
     # Retention
 
     def _trim_scans(self, db: sqlite3.Connection) -> None:

@@ -28,7 +28,7 @@ from ..schemas import NotificationOutcome
 from ..sidecar import Sidecar
 from . import access
 from .access import GUARDED, TheSidecar
-from .orders import NothingFlagged, drain, flagged, follow
+from .orders import NothingFlagged, drain, flagged, follow, last_heard_of
 
 router = APIRouter(prefix="/v1/alertmanager", tags=["mitigations"], route_class=BoundedRoute)
 
@@ -202,9 +202,9 @@ def _check_not_undone(sidecar: Sidecar, action: MitigationAction, blocks: Sequen
 
 
 def _of_this_vllm(sidecar: Sidecar, records: Iterable[MitigationRecord]) -> list[MitigationRecord]:
-    """Those of the vLLM process of now; none while no process is known."""
-    facts = sidecar.live.facts
-    return [] if facts is None else [record for record in records if record.boot_id == facts.boot_id]
+    """Those of the vLLM process that was last heard of; none while no process is known."""
+    boot_id = last_heard_of(sidecar)
+    return [] if boot_id is None else [record for record in records if record.boot_id == boot_id]
 
 
 def _note(sidecar: Sidecar, caller: Caller, what: str, action: _Answer, reason: str, message: str) -> None:

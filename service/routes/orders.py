@@ -8,11 +8,8 @@ from ...monitors.finding import Action
 from ...monitors.fingerprint.judgement import FingerprintFinding
 from ..gates import names
 from ..problem import Kind, ProblemError
-from ..records import MitigationRecord
+from ..records import ARRIVED, MitigationRecord
 from ..sidecar import Sidecar
-
-# The newest findings may be of no process: the canary asks also while the probe is away.
-_RECENT = 100
 
 
 class NothingFlagged(ProblemError):
@@ -52,15 +49,23 @@ def flagged(sidecar: Sidecar) -> list[int]:
     return blocks
 
 
-def drain(sidecar: Sidecar, *, reason: str, actor: str) -> MitigationRecord:
-    """Drain the vLLM process that was last heard of, be it before the start of this sidecar.
+def last_heard_of(sidecar: Sidecar) -> str | None:
+    """Boot id of the vLLM process that was last heard of, be it by the sidecar before this one; None: there was none.
 
-    A server that hangs answers no sidecar that was started beside it.  If the process is another one by now, the drain
-    ends when it answers.  Raises `MitigationError`, or `ProblemError` if none was ever heard of.
+    A server that hangs answers no sidecar that is started beside it.
     """
-    facts = sidecar.live.facts
-    heard = [facts] if facts is not None else sidecar.store.findings(_RECENT)
-    boot_id = next((one.boot_id for one in heard if one.boot_id is not None), None)
+    if sidecar.live.facts is not None:
+        return sidecar.live.facts.boot_id
+    arrived = sidecar.store.last_event(ARRIVED)
+    return None if arrived is None else str(arrived.detail["boot_id"])
+
+
+def drain(sidecar: Sidecar, *, reason: str, actor: str) -> MitigationRecord:
+    """Drain the vLLM process that was last heard of; if it is another one by now, the drain ends when it answers.
+
+    Raises `MitigationError`, or `ProblemError` if no process was ever heard of.
+    """
+    boot_id = last_heard_of(sidecar)
     if boot_id is None:
         raise ProblemError(Kind.VLLM_AWAY, sidecar.live.away)
     return sidecar.mitigator.drain(boot_id, reason=reason, actor=actor)

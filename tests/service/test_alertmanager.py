@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from flipwatch.monitors.canary.pulse import Beat, Pulse
+from flipwatch.service.heart import Heart
+
 from .fake_server import FakeServer
 
 Start = Callable[..., Any]
@@ -298,6 +301,29 @@ async def test_what_a_person_undid_stands(start: Start, server: FakeServer) -> N
     order = {"action": "skip", "blocks": [4]}
     assert (await api.post("/v1/mitigations", order, who="boss")).status_code == 202
     await _settled(api)
+
+
+async def test_what_a_person_undid_stands_beside_a_hung_vllm(
+    start: Start, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for a sidecar that was restarted meanwhile, and that has heard nothing of this vLLM itself."""
+    first = await start()
+    await first.scanned()
+    await first.sidecar.__aexit__(None, None, None)
+    server.stop()
+
+    async def feel(heart: Heart) -> Beat:
+        heart._live.beat = Beat(Pulse.HUNG, "Nothing moves.")
+        return heart._live.beat
+
+    monkeypatch.setattr(Heart, "feel", feel)
+    api = await start()
+    await api.sidecar.heart.feel()
+    await _told(api, "drain", _verdict("hung"), status=202)
+    [record] = await _settled(api)
+    assert (await api.delete(f"/v1/mitigations/{record['id']}", who="boss")).status_code == 202
+    assert (await _told(api, "drain", _verdict("hung"), status=409)).startswith("boss undid mitigation ")
+    assert (await api.get("/readyz")).status_code == 200
 
 
 async def test_resolved_orders_nothing(start: Start, server: FakeServer) -> None:

@@ -66,7 +66,7 @@ async def test_what_is_no_json_is_named(start: Start, body: bytes, why: str) -> 
         assert response.status_code == 422, (path, response.text)
         assert response.json()["type"] == "urn:flipwatch:problem:invalid-request"
         detail = response.json()["detail"]
-        assert detail.startswith("body: no valid JSON: ")
+        assert detail.startswith("body: cannot be read as JSON: ")
         assert why in detail
         assert " at line 1 column " in detail
     assert (await api.get("/v1/mitigations")).json() == []

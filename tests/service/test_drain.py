@@ -68,14 +68,15 @@ async def test_a_server_that_does_not_answer_can_be_drained_and_undrained(start:
 
 
 async def test_a_sidecar_that_was_restarted_beside_a_hung_vllm_drains_it(start: Start, server: FakeServer) -> None:
-    """The process that the sidecar before it scanned is drained, until another one answers."""
+    """The process that the sidecar before it heard of last is drained, scanned or not, until another one answers."""
     first = await start()
-    await first.scanned()
+    server.restart()
+    await first.sidecar.schedule.look()
     await first.sidecar.__aexit__(None, None, None)
     server.stop()
     api = await start()
     assert api.sidecar.live.facts is None
-    name = (await api.post("/v1/mitigations", DRAIN)).json()["id"]
+    record = (await api.post("/v1/mitigations", DRAIN)).json()
     assert _ready(await api.get("/readyz"))[0] == 503
     server.start()
     await api.sidecar.schedule.look()
@@ -83,7 +84,7 @@ async def test_a_sidecar_that_was_restarted_beside_a_hung_vllm_drains_it(start: 
     server.restart()
     await api.sidecar.schedule.look()
     assert _ready(await api.get("/readyz"))[0] == 200
-    assert (await api.get(f"/v1/mitigations/{name}")).json()["state"] == "reverted"
+    assert (await api.get(f"/v1/mitigations/{record['id']}")).json()["state"] == "reverted"
 
 
 async def test_a_vllm_that_no_sidecar_ever_heard_of_cannot_be_named(start: Start, server: FakeServer) -> None:
