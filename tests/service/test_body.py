@@ -11,7 +11,7 @@ from flipwatch.service.body import MOST_BYTES
 Start = Callable[..., Any]
 
 TAKING_A_BODY = [
-    (method.upper(), path.replace("{action}", "repair").replace("{mitigation_id}", "m"))
+    (method.upper(), path.replace("{action}", "repair"))
     for path, operations in openapi_document()["paths"].items()
     for method, operation in operations.items()
     if "requestBody" in operation
