@@ -160,6 +160,9 @@ async def _skip(sidecar: Sidecar, *, reason: str, actor: str) -> MitigationRecor
                 f"Mitigation {record.id}, which an alert ordered, is open and holds {names(record.blocks)}; the last "
                 f"scan flags {names(blocks)}: more damage than that is for a person to look at.",
             )
+    if sidecar.mitigator.busy:
+        # Its gates may be written already: the scan is out of date because of it, and it is what has to end first.
+        raise MitigationBusy("Another mitigation is on its way.")
     if sidecar.live.outdated(AlphaScan.name):
         # What it flags may be whole by now: the scan that follows counts.
         raise ProblemError(
