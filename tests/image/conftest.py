@@ -9,8 +9,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,13 +24,9 @@ _MERGED = "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr"
 
 
 @pytest.fixture(scope="session")
-def engine() -> Iterator[Engine]:
-    """Storage that ends with the session; not in pytest's folder, which other runs clear."""
-    engine = Engine(Path(tempfile.mkdtemp(prefix="flipwatch-image-")))
-    try:
-        yield engine
-    finally:
-        engine.close()
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """Storage in the folder of this run, which `tests/image/run` removes with the mounts that lie on it."""
+    return Engine(tmp_path_factory.mktemp("engine"))
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -50,17 +49,6 @@ class Engine:
         driver = "overlay" if _can_overlay(storage) else "vfs"
         conf.write_text(f'[storage]\ndriver = "{driver}"\ngraphroot = "{storage}/images"\nrunroot = "{storage}/run"\n')
         self._environment = os.environ | {"CONTAINERS_STORAGE_CONF": str(conf), "BUILDAH_ISOLATION": "chroot"}
-
-    def close(self) -> None:
-        """Leave nothing of it; a build that failed has left a mount."""
-        # Looked at anew each time: an unmount can bring to light what lay below it.
-        while mounts := self._mounts():
-            subprocess.run(["umount", mounts[-1]], check=True)
-        shutil.rmtree(self._storage)
-
-    def _mounts(self) -> list[str]:
-        places = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
-        return [place for place in places if place.startswith(f"{self._storage}/")]
 
     def call(self, *command: str, timeout: float = 600, ok: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a program with this storage; output is text.  A failure is an error that shows it, unless not `ok`."""
