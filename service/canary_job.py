@@ -1,25 +1,24 @@
 """The canary as jobs for a runner: fixed prompts asked like any client asks, and what is expected of the answers.
 
-It does not hold the engine, so it waits for nobody who does.
+It does not hold the engine, so it waits for nobody who does.  Each replica of a data-parallel server is judged by
+itself.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
-from uuid import uuid4
 
 from ..monitors.alpha_scan import AlphaScan
 from ..monitors.canary.answers import Answer, CanaryReading, Failure
 from ..monitors.canary.expectation import Expectation, ReferenceKind, Unstable, make_expectation, misfit
 from ..monitors.canary.finding import NAME, CanaryFinding, Symptom
 from ..monitors.canary.judgement import Reference, judge, symptom_of
-from ..monitors.canary.plan import MAX_TOKENS, PROMPTS
-from ..monitors.canary.pulse import total
+from ..monitors.canary.plan import PROMPTS
 from ..monitors.differential.facts import NAME as DIFFERENTIAL
 from ..monitors.finding import Finding, Health
 from ..monitors.fingerprint.judgement import NAME as FINGERPRINT
 from ..monitors.wire import ModelFacts
+from .asking import PATIENCE_SECONDS, Asking
 from .baseline import BaselineError, check_recordable
 from .heart import Heart
 from .job import Job, Note, Outcome
@@ -28,16 +27,12 @@ from .measuring import ModelChanged, ScanError
 from .probe import ProbeAsleep, ProbeError
 from .recordings import conditions
 from .records import ScanTrigger
+from .replicas import worst
 from .settings import CanarySettings
 from .store import StoreError
-from .vllm import Vllm, VllmError, VllmFailed, VllmLate
+from .vllm import Vllm
 from .vouched import Vouched
 from .watcher import Watcher
-
-T = TypeVar("T")
-
-# A probe that does not answer within this time says nothing about the model: it waits for an engine that hangs.
-_PATIENCE_SECONDS = 5.0
 
 # All prompts at once, so many times over: two sizes of batch other than one.
 _COPIES = (1, 2)
@@ -66,15 +61,11 @@ class Canaries:
         expectations: Vouched[Expectation],
         now: Callable[[], float],
     ) -> None:
-        self._timeout = settings.timeout_seconds
+        self._asking = Asking(vllm, live, heart, settings.timeout_seconds)
         self._live = live
         self._watcher = watcher
-        self._vllm = vllm
-        self._heart = heart
         self._expectations = expectations
         self._now = now
-        # Not to be guessed, so that nobody else's requests fill or read these blocks.
-        self._salt = uuid4().hex
         self._first: _First | None = None
 
     def job(self, trigger: ScanTrigger) -> Job:
@@ -82,12 +73,12 @@ class Canaries:
 
         async def measure(note: Note) -> Outcome:
             facts = await self._look()
-            reading = await self._asked(note)
-            await self._same_model(facts, reading)
+            readings = await self._asking.one_by_one(facts, note)
+            await self._same_model(facts, _answers(readings))
             reference, why_not = self._reference(facts)
-            if facts is not None and reference is None and self._may_be_first(facts, reading):
-                return Outcome(await self._become_first(facts, reading), [])
-            return Outcome(judge(reading, reference, why_not), [])
+            if facts is not None and reference is None and self._may_be_first(facts, readings):
+                return Outcome(await self._become_first(facts, readings), [])
+            return Outcome(_judged(readings, reference, why_not), [])
 
         return Job(NAME, trigger, measure)
 
@@ -98,12 +89,16 @@ class Canaries:
             facts = await self._watcher.look()
             try:
                 self.check_recordable(facts)
-                reading = await self._asked(note)
-                await self._same_model(facts, reading)
-                symptom, wrong = symptom_of(reading, None)
-                if symptom is not Symptom.NONE:
-                    raise BaselineError(f"Prompt {next(iter(wrong))} {next(iter(wrong.values()))}.")
-                made, together = await self._expected(facts, reading)
+                readings = await self._asking.one_by_one(facts, note)
+                await self._same_model(facts, _answers(readings))
+                for reading in readings.values():
+                    symptom, wrong = symptom_of(reading, None)
+                    if symptom is not Symptom.NONE:
+                        raise BaselineError(f"Prompt {next(iter(wrong))} {next(iter(wrong.values()))}.")
+                made, last = await self._expected(facts, readings)
+                finding = _judged(last, Reference(ReferenceKind.RECORDED, made))
+                if finding.health is not Health.OK:
+                    raise BaselineError(finding.reason)
                 self._expectations.keep(made, actor)
             except (BaselineError, StoreError, Unstable) as error:
                 why = str(error).rstrip(".")
@@ -111,7 +106,7 @@ class Canaries:
                 return Outcome(
                     Finding(monitor=NAME, health=Health.UNKNOWN, reason=reason), [], recording_refusal=f"{why}."
                 )
-            return Outcome(judge(together, Reference(ReferenceKind.RECORDED, made)), [])
+            return Outcome(finding, [])
 
         return Job(NAME, ScanTrigger.BASELINE, measure)
 
@@ -160,81 +155,47 @@ class Canaries:
         known = self._live.integrity.facts
         return None if known is None else max((rank.recorded_at for rank in known.ranks), default=None)
 
-    def _may_be_first(self, facts: ModelFacts, reading: CanaryReading) -> bool:
+    def _may_be_first(self, facts: ModelFacts, readings: Mapping[int, CanaryReading]) -> bool:
         """Nobody vouches for first answers, so nothing at all may speak against them."""
         untouched = not facts.faults and all(alpha == 1.0 for alpha in facts.gates)
         suspected = any(
             self._live.state(monitor).health is Health.FAILED for monitor in (AlphaScan.name, FINGERPRINT, DIFFERENTIAL)
         )
-        return untouched and not suspected and symptom_of(reading, None)[0] is Symptom.NONE
+        sound = all(symptom_of(reading, None)[0] is Symptom.NONE for reading in readings.values())
+        return untouched and not suspected and sound
 
-    async def _become_first(self, facts: ModelFacts, reading: CanaryReading) -> CanaryFinding:
+    async def _become_first(self, facts: ModelFacts, readings: Mapping[int, CanaryReading]) -> CanaryFinding:
         try:
-            made, together = await self._expected(facts, reading)
+            made, last = await self._expected(facts, readings)
         except Unstable as unstable:
-            return judge(reading, None, str(unstable).rstrip("."))
-        self._first = _First(facts.boot_id, self._baseline(), made)
-        return judge(together, Reference(ReferenceKind.FIRST, made), self._misfit(facts))
+            return _judged(readings, None, str(unstable).rstrip("."))
+        finding = _judged(last, Reference(ReferenceKind.FIRST, made), self._misfit(facts))
+        # Replicas that answer otherwise than each other are not all right, and nobody knows which one is.
+        if finding.health is Health.OK:
+            self._first = _First(facts.boot_id, self._baseline(), made)
+        return finding
 
-    async def _expected(self, facts: ModelFacts, reading: CanaryReading) -> tuple[Expectation, CanaryReading]:
-        """What to expect, and a reading with the last answers that were asked at once.
+    async def _expected(
+        self, facts: ModelFacts, readings: Mapping[int, CanaryReading]
+    ) -> tuple[Expectation, Mapping[int, CanaryReading]]:
+        """What to expect of all replicas by the answers of the first; its reading has now the last ones that were asked
+        at once.
 
         Raises `Unstable`, or `ScanError` where a later answer does not come.
         """
+        first = next(iter(readings))
+        reading = readings[first]
         runs = [reading.anew, reading.again]
         for copies in _COPIES:
-            asked = await asyncio.gather(*(self._answer(prompt, uuid4().hex) for prompt in PROMPTS * copies))
+            asked = await self._asking.at_once(facts, first, copies)
             if any(not answer.finite for answer in asked):
                 raise ScanError("Not all prompts were answered when they were asked at once.")
             runs += [tuple(asked[start : start + len(PROMPTS)]) for start in range(0, len(asked), len(PROMPTS))]
+        await self._same_model(facts, runs[-1])
         last = reading.model_copy(update={"anew": runs[-1]})
-        await self._same_model(facts, last)
-        return make_expectation(runs, conditions(facts), self._now()), last
+        return make_expectation(runs, conditions(facts), self._now()), {**readings, first: last}
 
-    # Asking
-
-    async def _asked(self, note: Note) -> CanaryReading:
-        """All prompts, one after the other, each computed anew and from the prefix cache; up to the first time-out."""
-        before = await self._moving()
-        anew: list[Answer] = []
-        again: list[Answer] = []
-        note(0, len(PROMPTS))
-        for prompt in PROMPTS:
-            for answers, salt in ((anew, uuid4().hex), (again, self._salt)):
-                answers.append(await self._answer(prompt, salt))
-                if answers[-1].failure is Failure.TIMED_OUT:
-                    after = await self._moving()
-                    busy = None if before is None or after is None else before != after
-                    return CanaryReading(anew=tuple(anew), again=tuple(again), busy=busy)
-            before = await self._moving()
-            note(len(anew), len(PROMPTS))
-        return CanaryReading(anew=tuple(anew), again=tuple(again))
-
-    async def _answer(self, prompt: str, salt: str) -> Answer:
-        """One answer; raises `VllmError` where it could not be asked at all."""
-        model = self._live.model_name or await self._vllm.model()
-        try:
-            with self._heart.asking():
-                answer = await self._vllm.complete(
-                    model, prompt, max_tokens=MAX_TOKENS, salt=salt, seconds=self._timeout
-                )
-        except VllmLate:
-            detail = f"has had no answer for {self._timeout:g} s"
-            return Answer(seconds=self._timeout, failure=Failure.TIMED_OUT, detail=detail)
-        except VllmFailed as failed:
-            self._heart.heard()
-            return Answer(failure=Failure.REFUSED, detail=f"is refused: {str(failed).rstrip('.')}")
-        except VllmError:
-            self._heart.heard()
-            raise
-        self._heart.heard()
-        return answer
-
-    async def _moving(self) -> tuple[float, ...] | None:
-        try:
-            return total((await self._vllm.counts(_PATIENCE_SECONDS)).values()).moving
-        except VllmError:
-            return None
+    # The model that is asked
 
     async def _look(self) -> ModelFacts | None:
         """The model as it is now; None where the probe does not say, which must not keep the canary from asking.
@@ -244,7 +205,7 @@ class Canaries:
         look = asyncio.ensure_future(self._watcher.look())
         # It goes on by itself: what it sees is true, however late.
         look.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.wait({look}, timeout=_PATIENCE_SECONDS)
+        await asyncio.wait({look}, timeout=PATIENCE_SECONDS)
         try:
             return look.result() if look.done() else None
         except ProbeAsleep:
@@ -252,11 +213,21 @@ class Canaries:
         except ProbeError:
             return None
 
-    async def _same_model(self, before: ModelFacts | None, reading: CanaryReading) -> None:
+    async def _same_model(self, before: ModelFacts | None, answers: Iterable[Answer]) -> None:
         """Raises `ModelChanged` where the answers are of two models, `ProbeAsleep` where vLLM was put to sleep."""
         after = await self._look()
-        timed_out = any(answer.failure is Failure.TIMED_OUT for answer in reading.answers)
+        timed_out = any(answer.failure is Failure.TIMED_OUT for answer in answers)
         if before is None or after is None or timed_out:
             return
         if (after.boot_id, after.gates, after.faults) != (before.boot_id, before.gates, before.faults):
             raise ModelChanged("The model was changed while it was asked.")
+
+
+def _answers(readings: Mapping[int, CanaryReading]) -> list[Answer]:
+    return [answer for reading in readings.values() for answer in reading.answers]
+
+
+def _judged(
+    readings: Mapping[int, CanaryReading], reference: Reference | None, why_not: str | None = None
+) -> CanaryFinding:
+    return worst({engine: judge(reading, reference, why_not) for engine, reading in readings.items()})

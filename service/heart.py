@@ -1,6 +1,7 @@
 """Feels the pulse of vLLM every few seconds, from its own counters, whether its probe answers or not."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -48,27 +49,32 @@ class Heart:
         self._looks: dict[str | None, tuple[Look, ...]] = {}
         """Of each engine that answers beside others, and of all together."""
         self._felt_at: float | None = None
-        self._open = 0
-        """Questions that somebody waits for."""
-        self._silent_since: float | None = None
+        self._open: Counter[str | None] = Counter()
+        """Questions that somebody waits for, by the engine that was asked."""
+        self._silent_since: dict[str | None, float] = {}
+        """From when on it has owed an answer."""
         self._asleep = False
 
     @contextmanager
-    def asking(self) -> Iterator[None]:
-        """Around a question of ours to the engine; where an answer came, `heard` is to be told afterwards."""
-        self._open += 1
-        if self._silent_since is None:
-            self._silent_since = self._clock()
+    def asking(self, engine: str | None = None) -> Iterator[None]:
+        """Around a question of ours to one engine, or to all; where an answer came, `heard` is to be told."""
+        self._open[engine] += 1
+        self._silent_since.setdefault(engine, self._clock())
         try:
             yield
         finally:
             # Nobody waits any more, but the engine may owe the answer still.
-            self._open -= 1
+            self._open[engine] -= 1
 
-    def heard(self, *, asleep: bool = False) -> None:
-        """The engine, or who speaks for it, has answered somebody, or is not there; `asleep`: it stands still."""
+    def heard(self, engine: str | None = None, *, asleep: bool = False) -> None:
+        """This engine, or all, or who speaks for them, have answered somebody, or are not there; `asleep`: they stand
+        still."""
         self._asleep = asleep
-        self._silent_since = self._clock() if self._open else None
+        for asked in list(self._silent_since) if engine is _ALL else [engine]:
+            if self._open[asked]:
+                self._silent_since[asked] = self._clock()
+            else:
+                self._silent_since.pop(asked, None)
 
     async def feel(self) -> Beat:
         """One look at the counters, and what they say now."""
@@ -90,10 +96,12 @@ class Heart:
 
     def _heard(self, engines: Mapping[str, Counts]) -> Beat:
         """All engines together; and each alone, since one that hangs is hidden by others that move."""
-        together = self._remember(_ALL, total(engines.values()), silent_since=self._silent_since)
+        longest = min(self._silent_since.values(), default=None)
+        together = self._remember(_ALL, total(engines.values()), silent_since=longest)
         if len(engines) > 1:
             for engine, counts in engines.items():
-                alone = self._remember(engine, counts)
+                # Whoever owes an answer to a question to all, it need not be this one.
+                alone = self._remember(engine, counts, silent_since=self._silent_since.get(engine))
                 if alone.pulse is Pulse.HUNG and together.pulse is not Pulse.HUNG:
                     together = Beat(Pulse.HUNG, f"Engine {engine}: {alone.reason}")
         return together

@@ -209,6 +209,16 @@ class Sidecar:
         """Epoch seconds."""
         return time.time()
 
+    def last_heard_of(self) -> str | None:
+        """Boot id of the vLLM process that was last heard of, be it by the sidecar before this one; or None.
+
+        A server that hangs answers no sidecar that is started beside it.  Raises `StoreError`.
+        """
+        if self.live.facts is not None:
+            return self.live.facts.boot_id
+        arrived = self.store.last_event(ARRIVED)
+        return None if arrived is None else str(arrived.detail["boot_id"])
+
     async def follow(self, record: MitigationRecord) -> None:
         """A mitigation was started or is being undone: let the scan give way, and scan again afterwards."""
         if record.state not in IN_FLIGHT:
@@ -268,13 +278,17 @@ class Sidecar:
 
     async def _act(self, joined: Joined) -> None:
         """The policy says what is done about a verdict."""
-        facts = self.live.facts
-        if facts is None:
+        try:
+            boot_id = self.last_heard_of()
+        except StoreError as error:
+            _log.error("automation cannot tell which vLLM process this is", reason=str(error))
             return
-        confirmed = self.alerts.confirmed_blocks(facts.boot_id)
+        if boot_id is None:
+            return
+        confirmed = self.alerts.confirmed_blocks(boot_id)
         found = [self.live.state(monitor).at for monitor in joined.grounds or self.live.monitors]
         heard_at = max((at for at in found if at is not None), default=None)
-        record = await self.automatic.consider(joined, facts.boot_id, confirmed, heard_at)
+        record = await self.automatic.consider(joined, boot_id, confirmed, heard_at)
         if record is not None:
             await self.follow(record)
 

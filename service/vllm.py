@@ -31,6 +31,8 @@ _MOVING = (
     _SERVED,
 )
 
+_ENGINE = "X-data-parallel-rank"
+
 _NO_JSON = "not JSON compliant"
 
 # What vLLM writes for minus infinity.
@@ -121,11 +123,14 @@ class Vllm(Connection):
         except ValidationError:
             raise VllmError(f"vLLM at {self.shown_url} answered /tokenize without tokens.") from None
 
-    async def complete(self, model: str, prompt: str, *, max_tokens: int, salt: str, seconds: float) -> Answer:
+    async def complete(
+        self, model: str, prompt: str, *, max_tokens: int, salt: str, seconds: float, engine: int | None = None
+    ) -> Answer:
         """A greedy completion of `prompt`, taking part in the prefix cache of this salt only.
 
-        An answer that vLLM cannot write for want of finite numbers is an answer.  Raises `VllmFailed`, `VllmLate` after
-        `seconds`, `VllmAway`, or `VllmError` for what it refuses.
+        `engine` is the place of a data-parallel engine among those behind the API server; None leaves it to vLLM's
+        load balancer.  An answer that vLLM cannot write for want of finite numbers is an answer.  Raises `VllmFailed`,
+        `VllmLate` after `seconds`, `VllmAway`, or `VllmError` for what it refuses.
         """
         body = {
             "model": model,
@@ -138,8 +143,9 @@ class Vllm(Connection):
             # Else two tokens of the same text would be one.
             "return_tokens_as_token_ids": True,
         }
+        headers = {} if engine is None else {_ENGINE: str(engine)}
         started = time.monotonic()
-        response = await self.send("POST", "/v1/completions", json=body, timeout=seconds)
+        response = await self.send("POST", "/v1/completions", json=body, headers=headers, timeout=seconds)
         took = time.monotonic() - started
         self._own += 1
         # NaN has no JSON: vLLM fails to write its answer, and calls that the client's mistake.

@@ -28,7 +28,7 @@ from ..schemas import NotificationOutcome
 from ..sidecar import Sidecar
 from . import access
 from .access import GUARDED, TheSidecar
-from .orders import NothingFlagged, drain, flagged, follow, last_heard_of
+from .orders import NothingFlagged, drain, flagged, follow
 
 router = APIRouter(prefix="/v1/alertmanager", tags=["mitigations"], route_class=BoundedRoute)
 
@@ -206,7 +206,7 @@ def _check_not_undone(sidecar: Sidecar, action: MitigationAction, blocks: Sequen
 
 def _of_this_vllm(sidecar: Sidecar, records: Iterable[MitigationRecord]) -> list[MitigationRecord]:
     """Those of the vLLM process that was last heard of; none while no process is known."""
-    boot_id = last_heard_of(sidecar)
+    boot_id = sidecar.last_heard_of()
     return [] if boot_id is None else [record for record in records if record.boot_id == boot_id]
 
 

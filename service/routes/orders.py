@@ -8,7 +8,7 @@ from ...monitors.finding import Action
 from ...monitors.fingerprint.judgement import FingerprintFinding
 from ..gates import names
 from ..problem import Kind, ProblemError
-from ..records import ARRIVED, MitigationRecord
+from ..records import MitigationRecord
 from ..sidecar import Sidecar
 
 
@@ -49,23 +49,12 @@ def flagged(sidecar: Sidecar) -> list[int]:
     return blocks
 
 
-def last_heard_of(sidecar: Sidecar) -> str | None:
-    """Boot id of the vLLM process that was last heard of, be it by the sidecar before this one; None: there was none.
-
-    A server that hangs answers no sidecar that is started beside it.
-    """
-    if sidecar.live.facts is not None:
-        return sidecar.live.facts.boot_id
-    arrived = sidecar.store.last_event(ARRIVED)
-    return None if arrived is None else str(arrived.detail["boot_id"])
-
-
 def drain(sidecar: Sidecar, *, reason: str, actor: str) -> MitigationRecord:
     """Drain the vLLM process that was last heard of; if it is another one by now, the drain ends when it answers.
 
     Raises `MitigationError`, or `ProblemError` if no process was ever heard of.
     """
-    boot_id = last_heard_of(sidecar)
+    boot_id = sidecar.last_heard_of()
     if boot_id is None:
         raise ProblemError(Kind.VLLM_AWAY, sidecar.live.away)
     return sidecar.mitigator.drain(boot_id, reason=reason, actor=actor)

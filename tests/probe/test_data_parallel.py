@@ -12,10 +12,17 @@ import psutil
 import pytest
 
 from flipwatch.monitors.alpha_scan import AlphaScan, AlphaScanFinding, AlphaScanPlan, AlphaScanReading
+from flipwatch.monitors.canary.answers import CanaryReading
+from flipwatch.monitors.canary.plan import PROMPTS
 from flipwatch.monitors.finding import Health
 from flipwatch.monitors.fingerprint.facts import FingerprintReading
 from flipwatch.monitors.fingerprint.judgement import judge
+from flipwatch.monitors.wire import ModelFacts
+from flipwatch.service.asking import Asking
+from flipwatch.service.heart import Heart
+from flipwatch.service.live import Live
 from flipwatch.service.replicas import worst
+from flipwatch.service.vllm import Vllm
 
 from ..vllm_server import VllmServer
 from .reference import Reference, largest_difference
@@ -202,6 +209,35 @@ def test_a_fault_in_one_engine_is_found_and_named(replicas: VllmServer) -> None:
     assert [rank["bad_chunks"] for rank in replicas.sweep()] == [0, 0]
     assert replicas.facts()["faults"] == []
     assert outputs(replicas) == before
+
+
+async def test_the_canary_asks_each_engine(replicas: VllmServer) -> None:
+    """Each gets its own prompts, whatever vLLM's load balancer would do, and its answers tell which one is damaged."""
+    live = Live(monitors=())
+    facts = ModelFacts.model_validate(replicas.facts())
+
+    async def asked() -> tuple[list[CanaryReading], dict[str, float]]:
+        counts = served(replicas)
+        async with Vllm(replicas.url) as vllm:
+            heart = Heart(live, vllm, 60.0, every_seconds=5.0, resting=lambda: False)
+            readings = await Asking(vllm, live, heart, 60.0).one_by_one(facts, lambda *_: None)
+        assert list(readings) == list(ENGINES)
+        return list(readings.values()), {engine: count - counts[engine] for engine, count in served(replicas).items()}
+
+    def answers(reading: CanaryReading) -> list[tuple[Any, ...]]:
+        return [(answer.failure, answer.tokens, answer.logprobs) for answer in reading.anew]
+
+    before, landed = await asked()
+    assert landed == dict.fromkeys(map(str, ENGINES), 2 * len(PROMPTS))
+    assert answers(before[0]) == answers(before[1])
+    assert before[0].anew[0].tokens
+    fault = replicas.inject(block=2, tensor="mlp.down_proj", kind="lost", engine=1)
+    damaged, _ = await asked()
+    replicas.heal(fault)
+    assert answers(damaged[0]) == answers(before[0])
+    assert answers(damaged[1]) != answers(before[1])
+    healed, _ = await asked()
+    assert answers(healed[1]) == answers(before[1])
 
 
 def test_a_flip_that_nobody_announced(replicas: VllmServer, switch: Path) -> None:

@@ -12,14 +12,15 @@ How to use it, through `FakeServer.answers`:
     server.answers.hang(); .go_on()     # no answer in between; nothing is counted
     server.answers.running = 2          # requests that vLLM says are there
     server.answers.busy = True          # it computes other tokens all the time
+    server.answers.bad_engine = 1       # all of this in the answers of that engine only
 """
 
 import asyncio
 import threading
 from collections import Counter
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Header
 from fastapi.responses import JSONResponse, Response
 
 from flipwatch.monitors.canary.plan import PROMPTS
@@ -31,9 +32,11 @@ class FakeAnswers:
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
         """Bodies of all completions."""
+        self.sent_to: list[str | None] = []
+        """The engine that each of them names."""
         self.running = 0
-        self.stuck = 0
-        """Requests on a second engine, which computes nothing."""
+        self.stuck: int | None = None
+        """Requests on a second engine, which computes nothing; None: there is none."""
         self.busy = False
         """The counters move each time that they are read."""
         self.tokens = 0
@@ -41,7 +44,7 @@ class FakeAnswers:
         self._free = threading.Event()
         self._free.set()
         self._reached = threading.Event()
-        self._seen: Counter[tuple[str, str]] = Counter()
+        self._seen: Counter[tuple[str, str, str | None]] = Counter()
         self.restart()
 
     def restart(self) -> None:
@@ -52,6 +55,7 @@ class FakeAnswers:
         self.stale = 0.0
         self.nan = self.repeat = False
         self.status = 200
+        self.bad_engine: int | None = None
         self._seen.clear()
 
     def hang(self) -> None:
@@ -75,34 +79,37 @@ class FakeAnswers:
             f"vllm:num_requests_waiting{label} 0.0",
             f"vllm:prompt_tokens_total{label} {float(self.tokens)}",
             f"vllm:generation_tokens_total{label} {float(self.tokens)}",
-            *(f'vllm:num_requests_running{{engine="1"}} {float(self.stuck)}' for _ in range(self.stuck)),
+            *([] if self.stuck is None else [f'vllm:num_requests_running{{engine="1"}} {float(self.stuck)}']),
         ]
 
     def install(self, app: FastAPI) -> None:
         """Answer completions."""
 
         @app.post("/v1/completions")
-        def complete(body: dict[str, Any]) -> Response:
+        def complete(body: dict[str, Any], x_data_parallel_rank: Annotated[str | None, Header()] = None) -> Response:
             self.asked.append(body)
+            self.sent_to.append(x_data_parallel_rank)
             self._reached.set()
-            self._free.wait(30)
-            if self.status != 200:
+            sound = self.bad_engine is not None and x_data_parallel_rank != str(self.bad_engine)
+            if not sound:
+                self._free.wait(30)
+            if self.status != 200 and not sound:
                 return JSONResponse({"error": {"message": "no"}}, self.status)
-            if self.nan:
+            if self.nan and not sound:
                 message = "Out of range float values are not JSON compliant"
                 return JSONResponse({"error": {"message": message, "type": "BadRequestError"}}, 400)
             self.tokens += 16
-            return JSONResponse({"choices": [self._choice(body)]})
+            return JSONResponse({"choices": [self._choice(body, x_data_parallel_rank, sound=sound)]})
 
-    def _choice(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _choice(self, body: dict[str, Any], engine: str | None, *, sound: bool) -> dict[str, Any]:
         place = PROMPTS.index(body["prompt"])
-        key = body["prompt"], body["cache_salt"]
-        lower = self.move.get(place, 0.0) + (self.stale if self._seen[key] else 0.0)
+        key = body["prompt"], body["cache_salt"], engine
+        lower = 0.0 if sound else self.move.get(place, 0.0) + (self.stale if self._seen[key] else 0.0)
         # Every other answer is computed beside another one.
         lower += 0.0 if len(self.asked) % 2 else self.rounding
         self._seen[key] += 1
-        tokens = [7 if self.repeat else 100 * (place + 1) + at for at in range(16)]
-        if place in self.flip:
+        tokens = [7 if self.repeat and not sound else 100 * (place + 1) + at for at in range(16)]
+        if place in self.flip and not sound:
             tokens[self.flip[place]] = 9
         logprobs = [-0.5 - lower] * 16
         top = [

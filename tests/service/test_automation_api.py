@@ -96,3 +96,35 @@ async def test_a_hung_server_is_drained_at_the_look_that_finds_it(start: Start) 
     assert (await api.get("/readyz")).status_code == 503
     [record] = await _ended(api)
     assert (record["action"], record["state"], record["rule"]) == ("drain", "active", "hung: drain")
+
+
+async def test_a_sidecar_that_was_restarted_beside_a_hung_vllm_drains_it(start: Start, server: FakeServer) -> None:
+    """It drains the process that the sidecar before it heard of; the undo of a person holds."""
+    first = await start(automation={"rules": [DRAIN]})
+    await first.sidecar.__aexit__(None, None, None)
+    server.stop()
+    api = await start(automation={"rules": [DRAIN]})
+    await api.sidecar.schedule.look()
+    assert api.sidecar.live.facts is None
+    hung = Beat(Pulse.HUNG, "A request is there, and no counter has moved for a minute.")
+    api.sidecar.live.beat = hung
+    await api.sidecar.verdicts.looked()
+    assert (await api.get("/readyz")).status_code == 503
+    [record] = await _ended(api)
+    assert (record["action"], record["state"], record["rule"]) == ("drain", "active", "hung: drain")
+    await api.delete(f"/v1/mitigations/{record['id']}")
+    api.sidecar.live.beat = hung
+    await api.sidecar.verdicts.found()
+    assert (await api.get("/readyz")).status_code == 200
+    assert (await _decisions(api))[-1] == "refused"
+
+
+async def test_a_hung_vllm_that_no_sidecar_ever_heard_of_is_left_alone(start: Start, server: FakeServer) -> None:
+    """Nobody could tell when its drain is to end."""
+    server.stop()
+    api = await start(automation={"rules": [DRAIN]})
+    await api.sidecar.schedule.look()
+    api.sidecar.live.beat = Beat(Pulse.HUNG, "A request is there, and no counter has moved for a minute.")
+    await api.sidecar.verdicts.looked()
+    assert (await api.get("/readyz")).status_code == 200
+    assert (await _ended(api), await _decisions(api)) == ([], [])

@@ -116,6 +116,62 @@ async def test_first_answers_outlive_a_sweep_and_not_a_baseline_that_was_announc
     _is(await _asked(api), "failed", "changed", "first")
 
 
+# Replicas
+
+
+async def test_every_replica_is_asked_and_judged_by_itself(start: Start, server: FakeServer) -> None:
+    """The first replica's answers are expected of all; the one that departs is named, in whichever it is."""
+    server.engines = [0, 1]
+    api = await start()
+    finding = await _asked(api)
+    _is(finding, "ok", "none", "first")
+    assert server.answers.sent_to == ["0"] * 12 + ["1"] * 12 + ["0"] * 18
+    for bad, sound in ((1, 0), (0, 1)):
+        server.answers.bad_engine, server.answers.move = bad, {2: 0.5}
+        finding = await _asked(api)
+        _is(finding, "failed", "changed", "first")
+        assert finding["reason"].startswith(f"Engine {bad}: 1 of 6 prompts (2) ")
+        assert finding["reason"].endswith(f"; engine {sound} is ok")
+    server.answers.move = {}
+    _is(await _asked(api), "ok", "none", "first")
+
+
+async def test_replicas_that_differ_from_the_start_give_nothing_to_expect(start: Start, server: FakeServer) -> None:
+    """Nobody knows which one is right: neither becomes what is expected, also not of an operator who asks for it."""
+    server.engines = [0, 1]
+    server.answers.bad_engine, server.answers.move = 0, {2: 0.5}
+    api = await start()
+    for _ in range(2):
+        finding = await _asked(api)
+        _is(finding, "failed", "changed", "first")
+        assert finding["reason"].startswith("Engine 1: ")
+    refused = await _recorded(api)
+    assert "Engine 1: 1 of 6 prompts (2) " in refused["recording_refusal"]
+    assert (await api.get(PATH)).status_code == 404
+    server.answers.move = {}
+    _is(await _asked(api), "ok", "none", "first")
+    assert (await _recorded(api))["state"] == "done"
+    _is(await _asked(api), "ok", "none", "recorded")
+
+
+@pytest.mark.parametrize(("busy", "symptom"), [(True, "none"), (False, "timed_out")])
+async def test_a_replica_that_hangs_is_named(start: Start, server: FakeServer, *, busy: bool, symptom: str) -> None:
+    """Its own counters say whether it is busy: those of the other one move."""
+    server.engines = [0, 1]
+    api = await start(canary={"timeout_seconds": 0.2})
+    await _asked(api)
+    server.answers.bad_engine = 1 - busy
+    server.answers.busy = True
+    server.answers.hang()
+    try:
+        finding = await _asked(api)
+    finally:
+        server.answers.go_on()
+    _is(finding, "unknown" if busy else "failed", symptom, "first")
+    assert finding["reason"].startswith(f"Engine {1 - busy}: 1 of 1 prompts (0) ")
+    assert finding["reason"].endswith(f"; engine {int(busy)} is ok")
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -189,7 +245,7 @@ async def test_what_is_wrong_without_any_reference(
         finding = await _asked(api)
         # In the first run nothing comes from the cache.
         if symptom == "cache_differs" and count == 1:
-            server.answers._seen.update({(prompt, api.sidecar.canaries._salt): 1 for prompt in PROMPTS})
+            server.answers._seen.update({(prompt, api.sidecar.canaries._asking._salt, None): 1 for prompt in PROMPTS})
             continue
         _is(finding, "failed", symptom, finding["reference"])
     assert [alert.name for alert in api.sidecar.alerts.firing] == [ANSWERS_WRONG]

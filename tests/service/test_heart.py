@@ -67,6 +67,31 @@ async def test_one_engine_that_hangs_is_not_hidden_by_another(api: Any, server: 
     assert await _after(api, 5) is Pulse.MOVING
 
 
+async def test_an_idle_engine_that_hangs_owes_an_answer_to_a_question_of_its_own(api: Any, server: FakeServer) -> None:
+    """vLLM counts none of its requests, and the other engine computes: only the question that names it tells."""
+    heart = api.sidecar.heart
+    server.answers.running, server.answers.busy = 1, True
+    server.answers.stuck = 0
+    await _after(api, 1)
+    # All of them owe this one, which says nothing about any.
+    with heart.asking():
+        for _ in range(3):
+            assert await _after(api, 5) is Pulse.MOVING
+        heart.heard("0")
+        with heart.asking("1"):
+            assert await _after(api, 5) is Pulse.MOVING
+        assert await _after(api, 10) is Pulse.HUNG
+        assert api.sidecar.live.beat.reason.startswith("Engine 1: 0 requests run and 0 wait, the engine has owed")
+        heart.heard("0")
+        assert await _after(api, 1) is Pulse.HUNG
+    heart.heard("1")
+    assert await _after(api, 1) is Pulse.MOVING
+    with heart.asking("1"):
+        assert await _after(api, 5) is Pulse.MOVING
+    heart.heard()
+    assert await _after(api, 10) is Pulse.MOVING
+
+
 async def test_a_probe_that_does_not_answer_is_work_and_stops_no_heart(api: Any, server: FakeServer) -> None:
     """An idle engine that hangs shows by the open question alone; an answer of any kind closes it."""
     assert await _after(api, 1) is Pulse.IDLE
