@@ -17,10 +17,10 @@ import pytest
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
-    from tiny import FAMILIES
+    from tiny import BACKEND, FAMILIES
 else:
     from ..vllm_server import vllm_environment
-    from .tiny import FAMILIES
+    from .tiny import BACKEND, FAMILIES
 
 VOCABULARY = 500
 """No multiple of 64: vLLM pads the embedding."""
@@ -55,6 +55,7 @@ class Served:
             enable_prefix_caching=False,
             skip_tokenizer_init=True,
             disable_log_stats=True,
+            attention_backend=BACKEND.get(family),
         )
         assert armed.served is not None
         self.model, self.config, self.stack = armed.served.model, armed.served.vllm_config, armed.served.stack

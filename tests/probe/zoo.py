@@ -24,6 +24,7 @@ ALPHAS = [0.0, 0.5]
 def examine(folder: Path) -> dict[str, Any]:
     """Everything that the test compares with Hugging Face."""
     import torch
+    from tiny import BACKEND
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 
@@ -37,6 +38,7 @@ def examine(folder: Path) -> dict[str, Any]:
         enable_prefix_caching=False,
         # Profiling images and the like is not what is tested.
         disable_log_stats=True,
+        attention_backend=BACKEND.get(folder.name),
     )
     sampling = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
     tokenizer = llm.get_tokenizer()
