@@ -102,7 +102,8 @@ class Asking:
             counts = await self._vllm.counts(PATIENCE_SECONDS)
         except VllmError:
             return None
-        return total([of_one for label, of_one in counts.items() if name.label in (None, label)]).moving
+        counted = [of_one for label, of_one in counts.items() if name.label in (None, label)]
+        return total(counted).moving if counted else None
 
 
 def _named(facts: ModelFacts | None) -> dict[int, _Name]:

@@ -5,11 +5,11 @@ itself.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ..monitors.alpha_scan import AlphaScan
-from ..monitors.canary.answers import Answer, CanaryReading, Failure
+from ..monitors.canary.answers import CanaryReading, Failure
 from ..monitors.canary.expectation import Expectation, ReferenceKind, Unstable, make_expectation, misfit
 from ..monitors.canary.finding import NAME, CanaryFinding, Symptom
 from ..monitors.canary.judgement import Reference, judge, symptom_of
@@ -36,6 +36,8 @@ from .watcher import Watcher
 
 # All prompts at once, so many times over: two sizes of batch other than one.
 _COPIES = (1, 2)
+
+_DIFFER = "the engines answer otherwise than each other, and nobody knows which one is right"
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,8 @@ class Canaries:
 
         async def measure(note: Note) -> Outcome:
             facts = await self._look()
-            readings = await self._asking.one_by_one(facts, note)
-            await self._same_model(facts, _answers(readings))
+            readings = await self._asking.one_by_one(facts or self._live.facts, note)
+            await self._same_model(facts, timed_out=_timed_out(readings))
             reference, why_not = self._reference(facts)
             if facts is not None and reference is None and self._may_be_first(facts, readings):
                 return Outcome(await self._become_first(facts, readings), [])
@@ -90,15 +92,16 @@ class Canaries:
             try:
                 self.check_recordable(facts)
                 readings = await self._asking.one_by_one(facts, note)
-                await self._same_model(facts, _answers(readings))
-                for reading in readings.values():
+                await self._same_model(facts, timed_out=_timed_out(readings))
+                for engine, reading in readings.items():
                     symptom, wrong = symptom_of(reading, None)
                     if symptom is not Symptom.NONE:
-                        raise BaselineError(f"Prompt {next(iter(wrong))} {next(iter(wrong.values()))}.")
-                made, last = await self._expected(facts, readings)
-                finding = _judged(last, Reference(ReferenceKind.RECORDED, made))
-                if finding.health is not Health.OK:
-                    raise BaselineError(finding.reason)
+                        who = f"Engine {engine}, prompt" if len(readings) > 1 else "Prompt"
+                        raise BaselineError(f"{who} {next(iter(wrong))} {next(iter(wrong.values()))}.")
+                made = await self._expected(facts, readings)
+                finding = _judged(readings, Reference(ReferenceKind.RECORDED, made))
+                if finding.health is not Health.OK and len(readings) > 1:
+                    raise BaselineError(f"{finding.reason.rstrip('.')}; {_DIFFER}.")
                 self._expectations.keep(made, actor)
             except (BaselineError, StoreError, Unstable) as error:
                 why = str(error).rstrip(".")
@@ -166,20 +169,17 @@ class Canaries:
 
     async def _become_first(self, facts: ModelFacts, readings: Mapping[int, CanaryReading]) -> CanaryFinding:
         try:
-            made, last = await self._expected(facts, readings)
+            made = await self._expected(facts, readings)
         except Unstable as unstable:
             return _judged(readings, None, str(unstable).rstrip("."))
-        finding = _judged(last, Reference(ReferenceKind.FIRST, made), self._misfit(facts))
-        # Replicas that answer otherwise than each other are not all right, and nobody knows which one is.
-        if finding.health is Health.OK:
-            self._first = _First(facts.boot_id, self._baseline(), made)
+        finding = _judged(readings, Reference(ReferenceKind.FIRST, made), self._misfit(facts))
+        if finding.health is not Health.OK and len(readings) > 1:
+            return finding.model_copy(update={"reason": f"{finding.reason.rstrip('.')}; {_DIFFER}"})
+        self._first = _First(facts.boot_id, self._baseline(), made)
         return finding
 
-    async def _expected(
-        self, facts: ModelFacts, readings: Mapping[int, CanaryReading]
-    ) -> tuple[Expectation, Mapping[int, CanaryReading]]:
-        """What to expect of all replicas by the answers of the first; its reading has now the last ones that were asked
-        at once.
+    async def _expected(self, facts: ModelFacts, readings: Mapping[int, CanaryReading]) -> Expectation:
+        """What to expect of all replicas, by the answers of the first.
 
         Raises `Unstable`, or `ScanError` where a later answer does not come.
         """
@@ -191,9 +191,8 @@ class Canaries:
             if any(not answer.finite for answer in asked):
                 raise ScanError("Not all prompts were answered when they were asked at once.")
             runs += [tuple(asked[start : start + len(PROMPTS)]) for start in range(0, len(asked), len(PROMPTS))]
-        await self._same_model(facts, runs[-1])
-        last = reading.model_copy(update={"anew": runs[-1]})
-        return make_expectation(runs, conditions(facts), self._now()), {**readings, first: last}
+        await self._same_model(facts)
+        return make_expectation(runs, conditions(facts), self._now())
 
     # The model that is asked
 
@@ -213,21 +212,30 @@ class Canaries:
         except ProbeError:
             return None
 
-    async def _same_model(self, before: ModelFacts | None, answers: Iterable[Answer]) -> None:
-        """Raises `ModelChanged` where the answers are of two models, `ProbeAsleep` where vLLM was put to sleep."""
+    async def _same_model(self, before: ModelFacts | None, *, timed_out: bool = False) -> None:
+        """Raises `ModelChanged` where the answers are of two models, unless they `timed_out`; `ProbeAsleep` where vLLM
+        was put to sleep."""
         after = await self._look()
-        timed_out = any(answer.failure is Failure.TIMED_OUT for answer in answers)
         if before is None or after is None or timed_out:
             return
         if (after.boot_id, after.gates, after.faults) != (before.boot_id, before.gates, before.faults):
             raise ModelChanged("The model was changed while it was asked.")
 
 
-def _answers(readings: Mapping[int, CanaryReading]) -> list[Answer]:
-    return [answer for reading in readings.values() for answer in reading.answers]
+def _timed_out(readings: Mapping[int, CanaryReading]) -> bool:
+    """Whether none of them is whole: that no answer comes is true of whatever model it is."""
+    return all(any(answer.failure is Failure.TIMED_OUT for answer in one.answers) for one in readings.values())
 
 
 def _judged(
     readings: Mapping[int, CanaryReading], reference: Reference | None, why_not: str | None = None
 ) -> CanaryFinding:
-    return worst({engine: judge(reading, reference, why_not) for engine, reading in readings.items()})
+    findings = {engine: judge(reading, reference, why_not) for engine, reading in readings.items()}
+    slowest = max((one.seconds for one in findings.values() if one.seconds is not None), default=None)
+    return worst(findings, _rank).model_copy(update={"seconds": slowest})
+
+
+def _rank(finding: CanaryFinding) -> tuple[bool, int, float]:
+    """Of engines of the same health, the worst first: one whose answers are wrong, one that gave fewer, one that moved
+    further."""
+    return finding.symptom is Symptom.TIMED_OUT, finding.answered, -(finding.scatter or 0.0)

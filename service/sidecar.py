@@ -13,7 +13,7 @@ from ..monitors.differential.facts import NAME as DIFFERENTIAL
 from ..monitors.differential.finding import DifferentialFinding
 from ..monitors.finding import Finding
 from ..monitors.fingerprint.judgement import NAME as FINGERPRINT
-from ..monitors.verdict.verdict import Joined
+from ..monitors.verdict.verdict import Joined, Verdict
 from ..monitors.wire import ModelFacts
 from .alerts import Alerts
 from .automatic import Automatic
@@ -278,6 +278,9 @@ class Sidecar:
 
     async def _act(self, joined: Joined) -> None:
         """The policy says what is done about a verdict."""
+        if self.live.facts is None and not (joined.verdict is Verdict.HUNG and self.heart.owed):
+            # Nothing of the process of now is known; one that hangs will not tell, and can only be drained.
+            return
         try:
             boot_id = self.last_heard_of()
         except StoreError as error:

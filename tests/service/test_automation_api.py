@@ -4,7 +4,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from flipwatch.monitors.canary.pulse import Beat, Pulse
+from flipwatch.monitors.wire import ModelFacts
+from flipwatch.service.probe import Probe, ProbeLate
 
 from .conftest import Api
 from .fake_server import FakeServer
@@ -98,13 +102,18 @@ async def test_a_hung_server_is_drained_at_the_look_that_finds_it(start: Start) 
     assert (record["action"], record["state"], record["rule"]) == ("drain", "active", "hung: drain")
 
 
-async def test_a_sidecar_that_was_restarted_beside_a_hung_vllm_drains_it(start: Start, server: FakeServer) -> None:
+async def test_a_sidecar_that_was_restarted_beside_a_hung_vllm_drains_it(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It drains the process that the sidecar before it heard of; the undo of a person holds."""
     first = await start(automation={"rules": [DRAIN]})
     await first.sidecar.__aexit__(None, None, None)
-    server.stop()
+
+    async def late(_: Probe) -> ModelFacts:
+        raise ProbeLate("The probe did not answer in time.")
+
+    monkeypatch.setattr(Probe, "facts", late)
     api = await start(automation={"rules": [DRAIN]})
-    await api.sidecar.schedule.look()
     assert api.sidecar.live.facts is None
     hung = Beat(Pulse.HUNG, "A request is there, and no counter has moved for a minute.")
     api.sidecar.live.beat = hung
@@ -117,6 +126,21 @@ async def test_a_sidecar_that_was_restarted_beside_a_hung_vllm_drains_it(start: 
     await api.sidecar.verdicts.found()
     assert (await api.get("/readyz")).status_code == 200
     assert (await _decisions(api))[-1] == "refused"
+
+
+async def test_a_vllm_that_answers_without_the_probe_is_not_taken_for_the_one_of_before(
+    start: Start, server: FakeServer
+) -> None:
+    """The sidecar before heard of another process, whose drain would never end; nor is anything decided about it."""
+    first = await start(automation={"rules": [DRAIN]})
+    decisions = await _decisions(first)
+    await first.sidecar.__aexit__(None, None, None)
+    server.refuse["GET /model"] = (404, "Not Found")
+    api = await start(automation={"rules": [DRAIN]})
+    api.sidecar.live.beat = Beat(Pulse.HUNG, "A request is there, and no counter has moved for a minute.")
+    await api.sidecar.verdicts.looked()
+    assert (await api.get("/readyz")).status_code == 200
+    assert (await _ended(api), await _decisions(api)) == ([], decisions)
 
 
 async def test_a_hung_vllm_that_no_sidecar_ever_heard_of_is_left_alone(start: Start, server: FakeServer) -> None:

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from flipwatch.monitors.canary.answers import Answer, Failure
 from flipwatch.monitors.canary.plan import PROMPTS
 from flipwatch.service.alert import ANSWERS_WRONG, UNKNOWN
+from flipwatch.service.vllm import VllmLate
 
 from .fake_server import FakeServer
 
@@ -132,8 +134,10 @@ async def test_every_replica_is_asked_and_judged_by_itself(start: Start, server:
         _is(finding, "failed", "changed", "first")
         assert finding["reason"].startswith(f"Engine {bad}: 1 of 6 prompts (2) ")
         assert finding["reason"].endswith(f"; engine {sound} is ok")
-    server.answers.move = {}
-    _is(await _asked(api), "ok", "none", "first")
+    server.answers.bad_engine, server.answers.move = 1, {2: 0.03}
+    finding = await _asked(api)
+    _is(finding, "ok", "none", "first")
+    assert finding["scatter"] == pytest.approx(0.03 / 0.3935, rel=0.1), "that of the one that moved further"
 
 
 async def test_replicas_that_differ_from_the_start_give_nothing_to_expect(start: Start, server: FakeServer) -> None:
@@ -145,6 +149,7 @@ async def test_replicas_that_differ_from_the_start_give_nothing_to_expect(start:
         finding = await _asked(api)
         _is(finding, "failed", "changed", "first")
         assert finding["reason"].startswith("Engine 1: ")
+        assert finding["reason"].endswith("and nobody knows which one is right")
     refused = await _recorded(api)
     assert "Engine 1: 1 of 6 prompts (2) " in refused["recording_refusal"]
     assert (await api.get(PATH)).status_code == 404
@@ -161,7 +166,7 @@ async def test_a_replica_that_hangs_is_named(start: Start, server: FakeServer, *
     api = await start(canary={"timeout_seconds": 0.2})
     await _asked(api)
     server.answers.bad_engine = 1 - busy
-    server.answers.busy = True
+    server.answers.busy, server.answers.stuck = True, 1
     server.answers.hang()
     try:
         finding = await _asked(api)
@@ -219,6 +224,36 @@ async def test_answers_that_do_not_repeat_themselves_are_no_first_ones(start: St
     finding = await _asked(api)
     _is(finding, "unknown")
     assert "that is no rounding" in finding["reason"]
+
+
+async def test_no_answer_of_one_replica_hides_what_another_one_says(
+    start: Start, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers that are not finite outweigh a time-out; a replica that gave no answer is not counted among the sound."""
+    server.engines = [0, 1]
+    server.answers.stuck = 1
+    api = await start(canary={"timeout_seconds": 0.2})
+    await _asked(api)
+    complete = api.sidecar.vllm.complete
+    not_finite = Answer(seconds=0.1, failure=Failure.NOT_FINITE, detail="has no finite numbers")
+
+    async def answered(*model_and_prompt: str, engine: int, **more: Any) -> Answer:
+        if engine == late:
+            raise VllmLate("vLLM did not answer in time.")
+        return not_finite if spoilt else await complete(*model_and_prompt, engine=engine, **more)
+
+    monkeypatch.setattr(api.sidecar.vllm, "complete", answered)
+    late, spoilt = 0, True
+    finding = await _asked(api)
+    _is(finding, "failed", "not_finite", "first")
+    assert finding["reason"].startswith("Engine 1: ")
+    server.gates[4] = 0.0
+    server.answers.busy = True
+    spoilt = False
+    for late in (0, 1):
+        finding = await _asked(api)
+        _is(finding, "failed" if late else "unknown", "timed_out" if late else "none")
+        assert (finding["answered"], finding["reason"][:10]) == (0, f"Engine {late}: ")
 
 
 # Symptoms that need no reference

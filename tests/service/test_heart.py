@@ -92,6 +92,32 @@ async def test_an_idle_engine_that_hangs_owes_an_answer_to_a_question_of_its_own
     assert await _after(api, 10) is Pulse.MOVING
 
 
+async def test_a_replica_that_hangs_is_named_while_the_probe_waits_for_it(start: Start, server: FakeServer) -> None:
+    """The probe asks all of them, and is silent with it: the canary names them all the same, run after run."""
+    server.engines = [0, 1]
+    server.answers.stuck = 0
+    api = await start(canary={"hung_seconds": 10, "timeout_seconds": 0.3}, vllm={"poll_seconds": 5})
+    api.sidecar.schedule.stop()
+    api.sidecar.probe._http.timeout = 0.5
+    heart = api.sidecar.heart
+    heart._clock = Clock()
+    heart._looks, heart._felt_at = {}, None
+    server.answers.running, server.answers.busy, server.answers.bad_engine = 1, True, 1
+    server.facts_free.clear()
+    server.answers.hang()
+    try:
+        for _ in range(2):
+            await api.post("/v1/scans", {"monitor": "canary"})
+            await api.sidecar.runner.ended("canary")
+            for _ in range(4):
+                pulse = await _after(api, 5)
+            assert pulse is Pulse.HUNG
+            assert api.sidecar.live.beat.reason.startswith("Engine 1: 0 requests run and 0 wait, the engine has owed")
+    finally:
+        server.answers.go_on()
+        server.facts_free.set()
+
+
 async def test_a_probe_that_does_not_answer_is_work_and_stops_no_heart(api: Any, server: FakeServer) -> None:
     """An idle engine that hangs shows by the open question alone; an answer of any kind closes it."""
     assert await _after(api, 1) is Pulse.IDLE
