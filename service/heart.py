@@ -76,12 +76,6 @@ class Heart:
             else:
                 self._silent_since.pop(asked, None)
 
-    @property
-    def owed(self) -> bool:
-        """Whether an engine owes an answer, which one that hangs does; a server without the probe answers that it has
-        none."""
-        return bool(self._silent_since)
-
     async def feel(self) -> Beat:
         """One look at the counters, and what they say now."""
         began, before = self._clock(), self._felt_at

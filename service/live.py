@@ -98,6 +98,8 @@ class Live:
     up: bool = False
     away: str = "The probe has not answered yet."
     """Why the probe does not answer, one sentence; counts only while it is not up."""
+    silent: bool = False
+    """Whether it was asked and gave no answer at all, as one in a vLLM that hangs; counts only while it is not up."""
     away_since: float = 0.0
     """Epoch seconds."""
     beat: Beat = _NO_BEAT
@@ -180,12 +182,13 @@ class Live:
             since,
         )
 
-    def lost(self, why: str) -> None:
-        """The probe does not answer."""
+    def lost(self, why: str, *, silent: bool = False) -> None:
+        """The probe does not answer; `silent`: nor does anybody in its place."""
         if self.up:
             self.away_since = self.now()
         self.up = False
         self.away = why
+        self.silent = silent
 
     def restarted(self) -> None:
         """vLLM is a new process: what was found in the old one says nothing about it."""

@@ -278,8 +278,9 @@ class Sidecar:
 
     async def _act(self, joined: Joined) -> None:
         """The policy says what is done about a verdict."""
-        if self.live.facts is None and not (joined.verdict is Verdict.HUNG and self.heart.owed):
-            # Nothing of the process of now is known; one that hangs will not tell, and can only be drained.
+        if self.live.facts is None and not (joined.verdict is Verdict.HUNG and self.live.silent):
+            # Of the process of now nothing is known.  One that hangs does not tell, and can be drained; one that
+            # answers without the probe is another one.
             return
         try:
             boot_id = self.last_heard_of()

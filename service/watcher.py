@@ -50,7 +50,7 @@ class Watcher:
                     self._heart.heard(asleep=isinstance(error, ProbeAsleep))
                 if self._live.up or self._live.away != str(error):
                     _log.warning("probe away", reason=str(error))
-                self._live.lost(str(error))
+                self._live.lost(str(error), silent=isinstance(error, ProbeLate))
                 raise
             self._heart.heard()
             self._see(facts, await self._name(facts))
