@@ -96,8 +96,8 @@ class Heart:
 
     def _heard(self, engines: Mapping[str, Counts]) -> Beat:
         """All engines together; and each alone, since one that hangs is hidden by others that move."""
-        longest = min(self._silent_since.values(), default=None)
-        together = self._remember(_ALL, total(engines.values()), silent_since=longest)
+        first = min(self._silent_since.values(), default=None)
+        together = self._remember(_ALL, total(engines.values()), silent_since=first)
         if len(engines) > 1:
             for engine, counts in engines.items():
                 # Whoever owes an answer to a question to all, it need not be this one.

@@ -3,7 +3,7 @@
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ pytestmark = pytest.mark.vllm
 
 WRONG = "FlipwatchAnswersWrong"
 EVERYTHING = 10**9
+# On some CPUs the lost caches of a few blocks move the answers hardly further than rounding does.
+BLOCKS = range(30)
 
 
 @pytest.fixture(scope="module")
@@ -99,10 +101,10 @@ def test_damaged_weights_show_in_the_answers(
 
 
 @pytest.mark.parametrize(
-    ("kind", "blocks", "symptom"), [("nan", (4,), "not_finite"), ("lost", (4, 10, 16), "cache_differs")]
+    ("kind", "blocks", "symptom"), [("nan", (4,), "not_finite"), ("lost", BLOCKS, "cache_differs")]
 )
 def test_a_damaged_kv_cache_shows_in_the_answers_alone(
-    sidecar: Sidecar, kind: str, blocks: tuple[int, ...], symptom: str
+    sidecar: Sidecar, kind: str, blocks: Iterable[int], symptom: str
 ) -> None:
     """No weight is touched: the sweep and the scan find nothing, the canary does, until the damage is undone."""
     finding = _asked(sidecar)

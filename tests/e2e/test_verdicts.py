@@ -26,7 +26,9 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 VERDICT = "FlipwatchVerdict"
 BURST = {"block": 4, "tensor": "mlp.up_proj", "kind": "burst", "count": 18, "seed": 4}
 LOWEST_BIT = {"block": 4, "tensor": "mlp.up_proj", "kind": "bit", "bit": 0, "count": 1, "seed": 4}
-LOST_CACHE = {"block": 4, "tensor": "kv_cache", "kind": "lost", "count": 10**9}
+LOST_CACHE = {"tensor": "kv_cache", "kind": "lost", "count": 10**9}
+# All: on some CPUs the lost caches of a few blocks move the answers hardly further than rounding does.
+BLOCKS = range(30)
 DAMAGED = "model.layers.4.mlp.up_proj.weight"
 
 
@@ -118,11 +120,12 @@ def test_faults_that_come_and_go(smol: Path, webhook: Webhook, tmp_path: Path) -
         # The end of a fault empties the cache: there must be something to lose.
         sidecar.scan(monitor="canary")
         at = time.monotonic()
-        fault = sidecar.call("POST", "/faults", LOST_CACHE, 201)
+        faults = [sidecar.call("POST", "/faults", LOST_CACHE | {"block": block}, 201) for block in BLOCKS]
         sidecar.scan(monitor="canary")
         joined = _becomes(sidecar, "serving_fault", "failed", at)
         assert (joined["action"], joined["blocks"]) == ("drain", [])
-        sidecar.call("DELETE", f"/faults/{fault['id']}", status=204)
+        # That clears all caches, and the other faults in them with that.
+        sidecar.call("DELETE", f"/faults/{faults[0]['id']}", status=204)
         sidecar.scan(monitor="canary")
         _becomes(sidecar, "ok", "ok", at)
 
