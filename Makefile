@@ -39,7 +39,7 @@ PYTEST = start=$$(date +%s); \
 test: lint ## Lint, then all tests but those of the three targets below.
 	@$(call PYTEST,-m "not slow")
 
-test-slow: setup ## The slow ones: parallel servers, model families, 200 streams over a swap, verdicts, automation, alerts.
+test-slow: setup ## The slow ones: parallel servers, model families, 200 streams over a swap, references, verdicts, automation, alerts.
 	@$(call PYTEST,-m slow)
 
 test-chart: setup ## The Helm chart in Helm 3 and 4, against schemas of Kubernetes and checkov; in .venv-deploy.

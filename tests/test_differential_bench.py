@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from .vllm_server import WITH_THE_TESTS
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 BENCH = Path(__file__).resolve().parents[1] / "bench"
 BLOCKS = 4

@@ -7,7 +7,7 @@ import pytest
 from ..vllm_server import PROBE_TOKEN, VllmServer
 from .sidecar import Sidecar, Webhook, wait_for
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 FLIP = {"block": 4, "tensor": "mlp.up_proj", "kind": "bit", "count": 1, "seed": 4}
 BURST = {"block": 20, "tensor": "self_attn.o_proj", "kind": "burst", "seed": 4}
