@@ -20,8 +20,8 @@ TOKEN = "operator-token-of-the-tests"
 T = TypeVar("T")
 
 
-def wait_for(what: str, look: Callable[[], T | None], seconds: float = 120) -> T:
-    """Look until there is something."""
+def wait_for(what: str, look: Callable[[], T | None], seconds: float = 300) -> T:
+    """Look until there is something; a scan of 30 blocks alone took two minutes on two busy cores."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         seen = look()
